@@ -1,0 +1,1 @@
+"""Elastic data-parallel training with Deep Gradient Compression on Ray."""

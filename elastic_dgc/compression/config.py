@@ -1,0 +1,41 @@
+"""The settings of the compression, and the density as a function of the step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from elastic_dgc.config import Config
+
+Exchange = Literal["dgc", "dense", "dense-bf16"]
+Values = Literal["fp32", "bf16", "fp16"]
+
+
+class CompressionConfig(Config):
+    """What is sent of a gradient, and how. Defaults are the paper's (density 0.1 % after four epochs of warm-up)."""
+
+    density: float = Field(0.001, gt=0, le=1, description="share of every tensor that is sent, after the warm-up")
+    warmup: tuple[float, ...] = Field(
+        (0.25, 0.0625, 0.015625, 0.004), description="densities before the final one, in turn"
+    )
+    warmup_epochs: float = Field(1.0, gt=0, description="epochs that each density of the warm-up lasts")
+    warmup_steps: int | None = Field(None, ge=1, description="the same in steps; wins over warmup_epochs")
+    clip: float | None = Field(None, gt=0, description="clip the joint gradient norm locally to clip * K**-0.5")
+    masking: bool = Field(True, description="momentum factor masking: what is sent loses its momentum")
+    min_numel: int = Field(256, ge=0, description="tensors below this size travel whole, inside the message")
+    values: Values = Field("fp32", description="type of the values on the wire; rounding stays in the residual")
+
+    @field_validator("warmup")
+    @classmethod
+    def _densities(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        for density in value:
+            if not 0 < density <= 1:
+                raise ValueError(f"every density must be above 0 and at most 1, not {density}")
+        return value
+
+    def density_at(self, applied: int, steps_per_epoch: int) -> float:
+        """The density of the step that follows `applied` applied steps. Pure; keyed by applied steps, not attempts."""
+        each = self.warmup_steps or max(1, round(self.warmup_epochs * steps_per_epoch))
+        position = applied // each
+        return self.warmup[position] if position < len(self.warmup) else self.density

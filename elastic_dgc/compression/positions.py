@@ -1,0 +1,61 @@
+"""Ascending positions in about 2 + log2(range / count) bits each: the Elias-Fano code.
+
+The low bits of every position are stored as they are, the high bits in unary, as a bitmap in which the i-th position
+sets bit (position >> low) + i. At a density of 0.1 % that is 12 bits an entry where the entropy is 11.4.
+(Elias, JACM 1974; Fano 1971.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_dgc.errors import MessageError
+
+Positions = npt.NDArray[np.int64]
+
+
+def low_bits(numel: int, entries: int) -> int:
+    """Bits of a position that are stored as they are."""
+    return max(0, (numel // entries).bit_length() - 1) if entries else 0
+
+
+def sizes(numel: int, entries: int) -> tuple[int, int]:
+    """Bytes of the low bits and of the bitmap: a function of range and count alone."""
+    if entries == 0:
+        return 0, 0
+    low = low_bits(numel, entries)
+    return (entries * low + 7) // 8, (entries + (numel >> low) + 1 + 7) // 8
+
+
+def encode(positions: Positions, numel: int) -> bytes:
+    """`positions`: strictly ascending int64 in [0, numel)."""
+    entries = len(positions)
+    if entries == 0:
+        return b""
+    low = low_bits(numel, entries)
+    bits = ((positions[:, None] >> np.arange(low)) & 1).astype(np.uint8)
+    bitmap = np.zeros(sizes(numel, entries)[1] * 8, dtype=np.uint8)
+    bitmap[(positions >> low) + np.arange(entries)] = 1
+    return np.packbits(bits.ravel(), bitorder="little").tobytes() + np.packbits(bitmap, bitorder="little").tobytes()
+
+
+def decode(data: memoryview, numel: int, entries: int) -> Positions:
+    """The inverse. Raises `MessageError` unless the result is strictly ascending in [0, numel)."""
+    low_size, high_size = sizes(numel, entries)
+    if len(data) != low_size + high_size:
+        raise MessageError(f"positions take {low_size + high_size} bytes, {len(data)} arrived")
+    if entries == 0:
+        return np.empty(0, dtype=np.int64)
+    low = low_bits(numel, entries)
+    ones = np.flatnonzero(np.unpackbits(np.frombuffer(data[low_size:], dtype=np.uint8), bitorder="little"))
+    if len(ones) != entries:
+        raise MessageError(f"{entries} positions are announced, {len(ones)} are there")
+    positions = (ones - np.arange(entries)).astype(np.int64) << low
+    if low:
+        raw = np.frombuffer(data[:low_size], dtype=np.uint8)
+        bits = np.unpackbits(raw, bitorder="little", count=entries * low).reshape(entries, low)
+        positions |= bits.astype(np.int64) @ (np.int64(1) << np.arange(low))
+    if positions[-1] >= numel or (np.diff(positions) <= 0).any():
+        raise MessageError(f"positions are not ascending within 0..{numel - 1}")
+    return positions

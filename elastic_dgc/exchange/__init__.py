@@ -1,0 +1,1 @@
+"""How bytes travel between workers. Knows nothing of gradients: it moves payloads under keys, in checked frames."""

@@ -1,0 +1,38 @@
+"""Who is in a view and who hosts what: the part of a view that the exchange needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def assign(virtual_workers: int, workers: int) -> tuple[int, ...]:
+    """The map from virtual workers to ranks: blocks of ceil(K/N) or floor(K/N) in order; ranks beyond K are spares."""
+    if virtual_workers < 1 or workers < 1:
+        raise ValueError(f"{virtual_workers} virtual workers on {workers} workers: both must be at least 1")
+    base, extra = divmod(virtual_workers, workers)
+    return tuple(rank for rank in range(workers) for _ in range(base + (rank < extra)))
+
+
+@dataclass(frozen=True)
+class Members:
+    """One worker's sight of its view: its own rank, how many workers there are, and each virtual worker's host."""
+
+    rank: int
+    size: int
+    hosts: tuple[int, ...]
+
+    @staticmethod
+    def of(rank: int, size: int, virtual_workers: int) -> Members:
+        return Members(rank, size, assign(virtual_workers, size))
+
+    @property
+    def virtual_workers(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def hosted(self) -> tuple[int, ...]:
+        return tuple(k for k, host in enumerate(self.hosts) if host == self.rank)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if rank != self.rank)

@@ -1,0 +1,125 @@
+"""APPLY: the sum meets the weights. Proposed first and checked, so that nothing non-finite is ever written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastic_dgc.config import nearest
+from elastic_dgc.errors import UsageError
+from elastic_dgc.precision.finite import all_finite, first_non_finite
+from elastic_dgc.step.config import OptimizerConfig
+
+
+class Applier(ABC):
+    """Applies the sum of all messages to the parameters, the same on every worker."""
+
+    @abstractmethod
+    def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:
+        """Write the step and return None; or, if it would make a parameter or a state value non-finite, leave
+        everything bitwise as it was and return which ('name (3 of 64 values not finite)')."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's state as tensors, by `<parameter>/<key>`."""
+
+    @abstractmethod
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+
+
+class PlainSGD(Applier):
+    """w <- w - lr * sum. Plain, because the momentum is already inside the messages (Paddle#20758 applied it twice)."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+
+    @torch.no_grad()
+    def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:
+        proposed = {name: torch.sub(p, total[name], alpha=lr) for name, p in self._parameters.items()}
+        if not all_finite(list(proposed.values())):
+            return first_non_finite(proposed)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(proposed[name])
+        return None
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            raise UsageError(f"the checkpoint holds an optimizer's state ({next(iter(tensors))}); sgd has none")
+
+
+class TorchOptimizer(Applier):
+    """Any optimizer of `torch.optim`: it sees the sum as the gradient. Its state is shared."""
+
+    def __init__(self, config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> None:
+        known: dict[str, Any] = {
+            name.lower(): value
+            for name, value in vars(torch.optim).items()
+            if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name != "Optimizer"
+        }
+        unsuited = {"lbfgs": "it needs a closure", "sparseadam": "it needs sparse gradients"}
+        if config.name in unsuited:
+            raise UsageError(f"optimizer.name = '{config.name}' cannot be used: {unsuited[config.name]}")
+        if config.name not in known:
+            raise UsageError(f"optimizer.name = '{config.name}' is unknown{nearest(config.name, ['sgd', *known])}")
+        self._parameters = dict(sorted(parameters.items()))
+        try:
+            self._optimizer = known[config.name](
+                list(self._parameters.values()), lr=config.lr, weight_decay=config.weight_decay, **config.options
+            )
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"optimizer '{config.name}' with options {config.options}: {error}") from None
+
+    @torch.no_grad()
+    def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:
+        weights = {name: p.clone() for name, p in self._parameters.items()}
+        before = {name: value.clone() for name, value in self.state().items()}
+        for name, parameter in self._parameters.items():
+            parameter.grad = total[name]
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        after = {f"state {name}": value for name, value in self.state().items()}
+        after |= {name: p.detach() for name, p in self._parameters.items()}
+        if all_finite(list(after.values())):
+            return None
+        bad = first_non_finite(after)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+        self.load(before)
+        return bad
+
+    def state(self) -> dict[str, Tensor]:
+        found = {}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"{name}/{key}"] = value
+                elif value is not None:
+                    raise UsageError(
+                        f"optimizer {type(self._optimizer).__name__} keeps '{key}' as {type(value).__name__}, "
+                        f"which cannot be checkpointed; choose another, or its options that keep tensors"
+                    )
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        per_parameter: dict[str, dict[str, Any]] = {name: {} for name in self._parameters}
+        for full, value in tensors.items():
+            name, key = full.rsplit("/", 1)
+            per_parameter[name][key] = value.clone()
+        self._optimizer.state.clear()
+        for name, parameter in self._parameters.items():
+            if per_parameter[name]:
+                self._optimizer.state[parameter] = per_parameter[name]
+
+
+def make_applier(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> Applier:
+    """The applier for these settings. Raises `UsageError` for an optimizer that is unknown or cannot serve."""
+    return PlainSGD(parameters) if config.name == "sgd" else TorchOptimizer(config, parameters)

@@ -1,0 +1,154 @@
+"""One attempt is one transaction: compute, vote, exchange, apply. Until the flip at the end nothing has changed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from elastic_dgc.compression.dgc import accumulate, clip_factor
+from elastic_dgc.errors import Diverged, TaskFailed
+from elastic_dgc.exchange.ask import Kind, Steps
+from elastic_dgc.exchange.gather import gather_virtual
+from elastic_dgc.exchange.members import Members
+from elastic_dgc.precision.finite import joint_norm
+from elastic_dgc.step.compute import BatchesOf, compute
+from elastic_dgc.step.plan import Plan, plan
+from elastic_dgc.step.replica import LossFunction, Replica
+from elastic_dgc.step.row import Request, Row
+from elastic_dgc.step.settings import FaultHook
+from elastic_dgc.step.sums import compress, dense_sum, sparse_sum
+from elastic_dgc.step.vote import Decision, Verdict, decide
+
+
+@dataclass
+class Outcome:
+    """What an attempt came to. `seconds` by part: compute, vote, compress, exchange, apply (host time)."""
+
+    attempt: int
+    decision: Decision
+    committed: bool
+    reasons: tuple[str, ...]
+    lr: float
+    plan: Plan
+    upload_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class _Clock:
+    """Splits host time into named parts, one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+
+def attempt(
+    replica: Replica,
+    members: Members,
+    batches: BatchesOf,
+    loss: LossFunction,
+    *,
+    requests: Request = Request.NONE,
+    fault: FaultHook = lambda point, attempt: None,
+) -> Steps[Outcome]:
+    """Run one attempt. Entered by every worker of the view, spares too; all take the same way through it (R5).
+
+    `batches(k)` gives the micro-batches of hosted virtual worker k. On COMMIT weights, owned state and counters move
+    on; on SKIP only `attempt` and the counters of skips do (R3). Raises `TaskFailed` on everyone where somebody's own
+    code raised, `Diverged` on everyone after too many skips in a row, `Disagreement` where workers are not alike.
+    """
+    settings, counters = replica.settings, replica.counters
+    number, clock = counters.attempt, _Clock()
+    lr, planned = settings.lr(counters.applied), plan(settings, replica.layout, counters.applied)
+
+    rows, errors = {}, {}
+    for k in sorted(replica.owned):
+        fault("forward", number)
+        row, error = compute(replica, k, batches, loss, requests)
+        rows[k] = row.pack()
+        if error is not None:
+            errors[k] = error
+    clock.lap("compute")
+    packed_rows = yield from gather_virtual(
+        members, Kind.ROW, number, rows, phase="vote", deadline_s=settings.deadline_s, sent_point="vote"
+    )
+    decision = decide([Row.unpack(row) for row in packed_rows])
+    clock.lap("vote")
+
+    def outcome(committed: bool, reasons: tuple[str, ...], upload_bytes: int = 0) -> Outcome:
+        return Outcome(number, decision, committed, reasons, lr, planned, upload_bytes, clock.seconds)
+
+    if decision.verdict is Verdict.ERROR:
+        raise TaskFailed(decision.reasons[0]) from errors.get(decision.bad[0])
+    if decision.verdict is Verdict.SKIP:
+        return outcome(False, _skip(replica, decision.reasons))
+
+    _accumulate(replica, decision.count)
+    if planned.whole:
+        clock.lap("compress")
+        total, upload = yield from dense_sum(
+            members, replica.layout, planned, number, replica.owned, settings.deadline_s
+        )
+        total = total.to(replica.device)
+    else:
+        masking = settings.compression.masking
+        packed = {k: compress(replica.layout, planned, one, masking) for k, one in sorted(replica.owned.items())}
+        clock.lap("compress")
+        total, upload = yield from sparse_sum(
+            members, replica.layout, planned, number, packed, settings.deadline_s, replica.device,
+            settings.require_compression,
+        )  # fmt: skip
+    clock.lap("exchange")
+    fault("apply", number)
+    overflow = replica.applier.apply(replica.layout.views(total), lr)
+    if overflow is not None:
+        return outcome(False, _skip(replica, (f"the update with learning rate {lr:g} makes {overflow}",)))
+    for one in replica.owned.values():
+        one.flip()
+    counters.attempt += 1
+    counters.applied += 1
+    counters.skips_in_a_row = 0
+    counters.samples += decision.count
+    counters.upload_bytes += upload
+    counters.dense_bytes += 4 * replica.layout.numel * members.virtual_workers
+    fault("commit", number)
+    clock.lap("apply")
+    return outcome(True, (), upload)
+
+
+@torch.no_grad()
+def _accumulate(replica: Replica, global_count: int) -> None:
+    """Scale, clip, weight decay, momentum: every hosted virtual worker's other copies become u' and v'."""
+    settings = replica.settings
+    for k, one in replica.owned.items():
+        gradient = replica.gradients[k]
+        gradient.mul_(settings.share / global_count / replica.counters.loss_scale)
+        if settings.compression.clip is not None:
+            gradient.mul_(clip_factor(joint_norm(gradient), settings.compression.clip, settings.virtual_workers))
+        if settings.local_decay:
+            for segment in replica.layout.segments:
+                if settings.optimizer.decay_vectors or len(segment.shape) >= 2:
+                    weight = replica.trained[segment.name]
+                    segment.of(gradient).add_(weight, alpha=settings.local_decay / settings.virtual_workers)
+        accumulate(gradient, one.u, one.v, settings.momentum, one.other_u, one.other_v)
+
+
+def _skip(replica: Replica, reasons: tuple[str, ...]) -> tuple[str, ...]:
+    """SKIP: nothing changes but the counters. The samples count as consumed. Raises `Diverged` when it is enough."""
+    counters = replica.counters
+    counters.attempt += 1
+    counters.skipped += 1
+    counters.skips_in_a_row += 1
+    if counters.skips_in_a_row >= replica.settings.max_skips:
+        raise Diverged(
+            f"{counters.skips_in_a_row} attempts in a row were skipped, the last is attempt {counters.attempt - 1}: "
+            + "; ".join(reasons)
+        )
+    return reasons

@@ -1,0 +1,113 @@
+"""Forward and backward of one virtual worker, without any communication, and its row of the vote."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import elastic_dgc
+from elastic_dgc.precision.finite import first_non_finite, joint_norm
+from elastic_dgc.seeds import seed_everything
+from elastic_dgc.step.replica import LossFunction, Replica
+from elastic_dgc.step.row import Health, Request, Row
+
+_PACKAGE = str(Path(elastic_dgc.__file__).parent)
+_LIBRARIES = str(Path(torch.__file__).parent.parent)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Collated data and how many samples are in it; 0 samples: no forward."""
+
+    data: Any
+    count: int
+
+
+BatchesOf = Callable[[int], Sequence[MicroBatch]]
+"""The micro-batches of a virtual worker's present step."""
+
+
+def compute(
+    replica: Replica, virtual_worker: int, batches: BatchesOf, loss: LossFunction, requests: Request
+) -> tuple[Row, Exception | None]:
+    """The gradient of this virtual worker's share into `replica.gradients`, its buffers into the other copies.
+
+    The gradient is the mean over a full share (`settings.share`), times the loss scale; the division by the global
+    number of samples comes after the vote, which counts them. Whatever the user's code raises, in reading data too,
+    becomes a row, so that nobody hangs; the exception is returned beside it.
+    """
+    owned, counters = replica.owned[virtual_worker], replica.counters
+    error: Exception | None = None
+    text, health = "", Health.GOOD
+    total, count = torch.zeros((), device=replica.device), 0
+    gradient = replica.attach(virtual_worker)
+    try:
+        replica.model.train()
+        replica.use_buffers(owned.buffers)
+        for index, batch in enumerate(batches(virtual_worker)):
+            if batch.count:
+                seed_everything(replica.settings.seed, counters.attempt, virtual_worker, index)
+                mean, taken = _loss(loss, replica, batch)
+                (mean * (counters.loss_scale * taken / replica.settings.share)).backward()
+                total += mean.detach() * taken
+                count += taken
+        replica.collect_strays(virtual_worker)
+        with torch.no_grad():
+            for name, buffer in replica.model.named_buffers():
+                owned.other_buffers[name].copy_(buffer)
+    except Exception as raised:  # noqa: BLE001 - the user's own code may raise anything; it becomes a row
+        error, health = raised, Health.ERROR
+        text = describe(raised, virtual_worker, counters.attempt)
+    norms = [joint_norm(gradient), joint_norm(owned.v)]
+    norms.append(joint_norm(owned.u) if owned.u is not None else torch.zeros((), device=replica.device))
+    loss_sum, gradient_norm, v_norm, u_norm = torch.stack([total, *norms]).tolist()
+    if health is Health.GOOD:
+        text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
+        health = Health.NON_FINITE if text else Health.GOOD
+    row = Row(
+        health, requests, counters.attempt, counters.applied, count, loss_sum, gradient_norm, u_norm, v_norm,
+        counters.loss_scale, replica.settings.identity, text,
+    )  # fmt: skip
+    return row, error
+
+
+def _loss(loss: LossFunction, replica: Replica, batch: MicroBatch) -> tuple[Tensor, int]:
+    result = loss(replica.model, batch.data)
+    mean, taken = result if isinstance(result, tuple) else (result, batch.count)
+    if not isinstance(mean, Tensor) or mean.numel() != 1 or not mean.requires_grad:
+        raise TypeError(
+            f"the task's loss must return the mean loss as a tensor of one element with a graph, not {mean!r:.80}"
+        )
+    return mean.reshape(()).float(), int(taken)
+
+
+def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float) -> str:
+    """Why a virtual worker's share is not good, or ''. Buffers count: an infinite activation ends in them alone."""
+    finite = torch.isfinite(torch.tensor([loss_sum, gradient_norm])).tolist()
+    buffers = first_non_finite(replica.owned[virtual_worker].other_buffers)
+    if all(finite) and buffers is None:
+        return ""
+    place = f"virtual worker {virtual_worker}"
+    found = first_non_finite(replica.layout.views(replica.gradients[virtual_worker]))
+    if found is not None:
+        loss = "" if finite[0] else f", loss {loss_sum}"
+        return f"{place}: gradient of {found}{loss}"
+    if not finite[0]:
+        return f"{place}: loss {loss_sum}"
+    return f"{place}: buffer {buffers}" if buffers else f"{place}: gradient norm overflows"
+
+
+def describe(error: BaseException, virtual_worker: int, attempt: int) -> str:
+    """'ValueError: text (virtual worker 2, attempt 17, at file.py:33 in loss)', with the notes it carries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, _LIBRARIES))]
+    frame = (own or frames)[-1] if frames else None
+    place = f", at {frame.filename}:{frame.lineno} in {frame.name}" if frame else ""
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
+    return f"{type(error).__name__}: {error} (virtual worker {virtual_worker}, attempt {attempt}{place}{notes})"

@@ -1,0 +1,96 @@
+"""One worker's replica: the model, shared state, and the owned state of the virtual workers it hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastic_dgc.compression.layout import Layout
+from elastic_dgc.errors import UsageError
+from elastic_dgc.precision.digest import digests
+from elastic_dgc.step.apply import make_applier
+from elastic_dgc.step.settings import StepSettings
+from elastic_dgc.step.state import Counters, Exported, OwnedState, copy_all
+
+LossFunction = Callable[[nn.Module, Any], "Tensor | tuple[Tensor, int]"]
+
+
+class Replica:
+    """What a worker holds between attempts. `hosted` names the virtual workers whose owned state lives here.
+
+    The model's parameters are fp32; those with `requires_grad` are trained and make up the layout. Their `.grad`s are
+    views of one flat vector per hosted virtual worker, so that nothing is copied between backward and compression.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: StepSettings, hosted: Iterable[int], device: torch.device | str = "cpu"
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.settings = settings
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        for name, parameter in self.parameters.items():
+            if parameter.dtype != torch.float32:
+                raise UsageError(f"parameter '{name}' is {parameter.dtype}: parameters must be float32")
+        self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad and p.numel()}
+        if not self.trained:
+            raise UsageError("the model has no parameter to train: all are frozen, or there are none")
+        self.layout = Layout.of(self.trained.items(), settings.compression.min_numel)
+        self.applier = make_applier(settings.optimizer, self.trained)
+        self.counters = Counters()
+        self.owned: dict[int, OwnedState] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self._views: dict[int, dict[str, Tensor]] = {}
+        for k in hosted:
+            self.host(k)
+
+    def host(self, virtual_worker: int) -> OwnedState:
+        """Make room for a virtual worker: u and v zero, buffers as the model has them now."""
+        buffers = dict(self.model.named_buffers())
+        momentum = self.settings.momentum is not None
+        self.owned[virtual_worker] = OwnedState(virtual_worker, self.layout, buffers, momentum, self.device)
+        flat = torch.zeros(self.layout.numel, device=self.device)
+        self.gradients[virtual_worker] = flat
+        self._views[virtual_worker] = self.layout.views(flat)
+        return self.owned[virtual_worker]
+
+    def attach(self, virtual_worker: int) -> Tensor:
+        """Zero a virtual worker's gradient and let backward write into it. Returns the flat gradient."""
+        flat = self.gradients[virtual_worker].zero_()
+        for name, parameter in self.trained.items():
+            parameter.grad = self._views[virtual_worker][name]
+        return flat
+
+    def collect_strays(self, virtual_worker: int) -> None:
+        """Gradients that were replaced during backward (a model that sets `.grad`) are put where they belong."""
+        for name, parameter in self.trained.items():
+            view = self._views[virtual_worker][name]
+            if parameter.grad is not view and parameter.grad is not None:
+                view.copy_(parameter.grad)
+
+    def use_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """Copy these buffers into the model."""
+        copy_all(dict(self.model.named_buffers()), buffers, "the model's buffers")
+
+    def export_shared(self) -> Exported:
+        """Shared state: tensors `parameter/<name>` and `optimizer/<parameter>/<key>`, and the counters."""
+        tensors = {f"parameter/{name}": p.detach() for name, p in self.parameters.items()}
+        tensors |= {f"optimizer/{name}": value for name, value in self.applier.state().items()}
+        return tensors, self.counters.export()
+
+    def load_shared(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over what `export_shared` gave. Raises `MessageError` where tensors do not match the model."""
+        weights = {n.removeprefix("parameter/"): t for n, t in tensors.items() if n.startswith("parameter/")}
+        copy_all({name: p.detach() for name, p in self.parameters.items()}, weights, "the parameters")
+        prefix = "optimizer/"
+        state = {n.removeprefix(prefix): t.to(self.device) for n, t in tensors.items() if n.startswith(prefix)}
+        self.applier.load(state)
+        self.counters = Counters.load(values)
+
+    def shared_digests(self) -> dict[str, str]:
+        """The digest of every part of shared state, by name: equal on all workers between attempts (R2)."""
+        tensors, values = self.export_shared()
+        return {**digests(tensors), "counters": repr(sorted(values.items()))}

@@ -1,0 +1,74 @@
+"""One virtual worker's row of the vote, as it travels."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any
+
+from elastic_dgc.errors import MessageError
+from elastic_dgc.exchange.ask import Payload
+
+_HEAD = struct.Struct("<BBBxqqqddddd16sI")
+_VERSION = 1
+TEXT_BYTES = 8192
+
+
+class Health(IntEnum):
+    """How a virtual worker's forward and backward went."""
+
+    GOOD = 0
+    NON_FINITE = 1
+    ERROR = 2
+
+
+class Request(IntFlag):
+    """What a worker wants to happen at the boundary after this attempt. Everyone sees it, so everyone does it."""
+
+    NONE = 0
+    CHECKPOINT = 1
+    STOP = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """What everyone must know of a virtual worker before anything changes.
+
+    `attempt`, `applied`, `loss_scale` and `identity` prove agreement. `loss_sum` is over `count` samples; the norms
+    are of the gradient (mean over this virtual worker's share, scaled by the loss scale), u and v before the attempt.
+    """
+
+    health: Health
+    requests: Request
+    attempt: int
+    applied: int
+    count: int
+    loss_sum: float
+    gradient_norm: float
+    u_norm: float
+    v_norm: float
+    loss_scale: float
+    identity: bytes
+    text: str = ""
+
+    def pack(self) -> bytes:
+        text = self.text.encode()[:TEXT_BYTES]
+        head = _HEAD.pack(
+            _VERSION, self.health, self.requests, self.attempt, self.applied, self.count, self.loss_sum,
+            self.gradient_norm, self.u_norm, self.v_norm, self.loss_scale, self.identity, len(text),
+        )  # fmt: skip
+        return head + text
+
+    @staticmethod
+    def unpack(data: Payload) -> Row:
+        """Raises `MessageError` on anything `pack` did not make."""
+        if len(data) < _HEAD.size:
+            raise MessageError(f"a vote row of {len(data)} bytes is shorter than {_HEAD.size}")
+        fields = _HEAD.unpack_from(data)
+        version, health, requests, length = fields[0], fields[1], fields[2], fields[-1]
+        if version != _VERSION or health not in Health._value2member_map_ or len(data) != _HEAD.size + length:
+            raise MessageError(f"not a vote row of version {_VERSION}: {bytes(data[:8])!r}")
+        text = bytes(data[_HEAD.size :]).decode(errors="replace")
+        values: list[Any] = [Health(health), Request(requests), *fields[3:-1], text]
+        return Row(*values)
