@@ -88,7 +88,7 @@ def attempt(
     if decision.verdict is Verdict.ERROR:
         raise TaskFailed(decision.reasons[0]) from errors.get(decision.bad[0])
     if decision.verdict is Verdict.SKIP:
-        return outcome(False, _skip(replica, decision.reasons))
+        return outcome(False, _skip(replica, decision.reasons, decision.bad))
 
     _accumulate(replica, decision.count)
     if planned.whole:
@@ -140,7 +140,7 @@ def _accumulate(replica: Replica, global_count: int) -> None:
         accumulate(gradient, one.u, one.v, settings.momentum, one.other_u, one.other_v)
 
 
-def _skip(replica: Replica, reasons: tuple[str, ...]) -> tuple[str, ...]:
+def _skip(replica: Replica, reasons: tuple[str, ...], bad: tuple[int, ...] = ()) -> tuple[str, ...]:
     """SKIP: nothing changes but the counters. The samples count as consumed. Raises `Diverged` when it is enough."""
     counters = replica.counters
     counters.attempt += 1
@@ -149,6 +149,7 @@ def _skip(replica: Replica, reasons: tuple[str, ...]) -> tuple[str, ...]:
     if counters.skips_in_a_row >= replica.settings.max_skips:
         raise Diverged(
             f"{counters.skips_in_a_row} attempts in a row were skipped, the last is attempt {counters.attempt - 1}: "
-            + "; ".join(reasons)
+            + "; ".join(reasons),
+            bad,
         )
     return reasons

@@ -29,6 +29,7 @@ class Request(IntFlag):
     NONE = 0
     CHECKPOINT = 1
     STOP = 2
+    FENCED = 4  # a newer view was claimed: end without writing
 
 
 @dataclass(frozen=True)

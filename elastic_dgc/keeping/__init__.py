@@ -1,0 +1,1 @@
+"""What outlives a process: storage, the serializer of state, and durable checkpoints."""

@@ -1,0 +1,1 @@
+"""Image classification networks, found by name, and the plain files that hold their weights."""

@@ -1,0 +1,1 @@
+"""Whole configurations by name, with the schedules of their papers; any field can be replaced."""

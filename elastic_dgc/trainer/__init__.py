@@ -1,0 +1,1 @@
+"""The trainer on Ray Train: the only part that knows Ray."""

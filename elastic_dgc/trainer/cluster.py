@@ -1,0 +1,108 @@
+"""Ray itself: connecting or starting it, and what it can place."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import ray
+import torch
+
+from elastic_dgc.errors import ElasticDGCError, UsageError
+from elastic_dgc.trainer.config import RunConfig
+
+OBJECT_STORE_BYTES = 200_000_000  # nothing large goes through it
+DEFAULTS = {
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's API knows the run
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # a lost worker is noticed within a second, not two
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a user's relative paths keep their meaning
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def prepare_environment() -> None:
+    """Set what Ray reads from the environment, where the user has not. Before Ray is started or connected."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def address_of(address: str | None) -> str | None:
+    """The cluster to use: the one asked for, else the one a job runs on, else None: start Ray here."""
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
+def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bool) -> bool:
+    """Connect to the cluster, or start Ray here with as many logical CPUs and GPUs as the workers ask for.
+
+    Returns whether Ray was started or connected here (and is to be shut down again). Raises `UsageError` where there
+    is no cluster at the address.
+    """
+    if ray.is_initialized():
+        return False
+    prepare_environment()
+    common: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "info" if verbose else "error"}
+    if address is not None:
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UsageError(f"no Ray cluster at '{address}': {str(error).splitlines()[0]}") from None
+        return True
+    cpus = max(os.cpu_count() or 1, math.ceil(config.max_workers * config.cpus_per_worker))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        num_gpus=gpus,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=dashboard,
+        **common,
+    )
+    return True
+
+
+def choose_device(config: RunConfig, local: bool) -> str:
+    """'cpu' or 'cuda'. `local`: Ray is started here, otherwise the connected cluster is asked. Raises `UsageError`
+    where CUDA is asked for and not there."""
+    gpus = (torch.cuda.device_count() if torch.cuda.is_available() else 0) if local else _total("GPU")
+    enough = gpus >= config.min_workers * config.gpus_per_worker
+    if config.device == "cuda" and gpus == 0:
+        place = "this machine" if local else "the cluster"
+        raise UsageError(f"device = 'cuda': {place} has no GPU that torch can use (torch {torch.__version__}); use cpu")
+    if config.device == "auto":
+        return "cuda" if enough and gpus else "cpu"
+    return config.device
+
+
+def resources_per_worker(config: RunConfig, device: str) -> dict[str, float]:
+    """What Ray reserves for a worker."""
+    needs = {"CPU": config.cpus_per_worker}
+    if device == "cuda":
+        needs["GPU"] = config.gpus_per_worker
+    return needs
+
+
+def missing(config: RunConfig, device: str) -> str | None:
+    """In words, why the cluster cannot place the minimum of workers now; None where it could."""
+    needs = resources_per_worker(config, device)
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(_fits(resources, needs) for resources in alive)
+    if room >= config.min_workers:
+        return None
+    each = " and ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount)
+    has = ", ".join(f"{sum(one.get(name, 0.0) for one in alive):g} {name}" for name in needs)
+    return (
+        f"the cluster can place {room} of the {config.min_workers} workers that are needed at least ({each} each; "
+        f"it has {has} on {len(alive)} nodes): add nodes, or lower --workers"
+    )
+
+
+def _fits(resources: dict[str, float], needs: dict[str, float]) -> int:
+    counts = [resources.get(name, 0.0) // amount for name, amount in needs.items() if amount > 0]
+    return int(min(counts)) if counts else 1_000_000
+
+
+def _total(name: str) -> float:
+    if not ray.is_initialized():
+        raise ElasticDGCError("Ray is not connected yet")
+    return float(ray.cluster_resources().get(name, 0.0))

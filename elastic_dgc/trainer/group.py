@@ -1,0 +1,98 @@
+"""A worker's group: its members, its transport, and what workers tell each other between attempts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from elastic_dgc import faults
+from elastic_dgc.errors import Disagreement, ElasticDGCError, PeerLost
+from elastic_dgc.exchange.ask import Ask, Kind, Payload, Steps, drive
+from elastic_dgc.exchange.gather import gather_virtual, gather_workers
+from elastic_dgc.exchange.members import Members
+from elastic_dgc.exchange.transport import Transport
+from elastic_dgc.precision.digest import differences
+
+T = TypeVar("T")
+
+
+class Group:
+    """Everything here must be entered by all workers of the view alike, at the same boundary (R5)."""
+
+    def __init__(self, members: Members, transport: Transport, view: int, deadline_s: float) -> None:
+        self.members, self.transport, self.view, self.deadline_s = members, transport, view, deadline_s
+        self.attempt = -1  # the boundary we are at; part of every key
+        self._asked = 0
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0: the one that writes what exists once."""
+        return self.members.rank == 0
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive a protocol generator over the transport."""
+        return drive(steps, self.transport, self._sent)
+
+    def fault(self, point: str, attempt: int | None = None) -> None:
+        """A place where a fault may be injected."""
+        at = self.attempt if attempt is None else attempt
+        faults.reach(point, view=self.view, attempt=at, worker=self.members.rank)
+
+    def gather(self, own: Any, phase: str) -> list[Any]:
+        """One JSON value per worker reaches everyone; by rank."""
+        payload = json.dumps(own).encode()
+        self._asked += 1
+        got = self.run(
+            gather_workers(
+                self.members, Kind.CONTROL, self.attempt, payload, phase=phase, deadline_s=self.deadline_s,
+                part=self._asked,
+            )
+        )  # fmt: skip
+        return [json.loads(bytes(one)) for one in got]
+
+    def gather_virtual(self, kind: Kind, own: Mapping[int, Payload], phase: str) -> list[Payload]:
+        """One payload per virtual worker reaches everyone; in virtual-worker order."""
+        return self.run(gather_virtual(self.members, kind, self.attempt, own, phase=phase, deadline_s=self.deadline_s))
+
+    def together(self, what: str, do: Callable[[], T]) -> T:
+        """Do something that may fail on one worker alone. If it fails anywhere, everyone raises: its own error where
+        it failed, the same kind of error with the same text elsewhere, and the place."""
+        value: T | None = None
+        error: Exception | None = None
+        try:
+            value = do()
+        except PeerLost:
+            raise
+        except Exception as raised:  # noqa: BLE001 - whatever it is, the others must hear of it before it goes on
+            error = raised
+        told = self.gather(None if error is None else [type(error).__name__, str(error)], what)
+        if error is not None:
+            raise error
+        for rank, failure in enumerate(told):
+            if failure is not None:
+                raise _kind(failure[0])(f"{failure[1]} (on worker {rank}, in {what})")
+        return value  # type: ignore[return-value]
+
+    def agree(self, digests: dict[str, str], what: str) -> None:
+        """Raises `Disagreement`, on everyone, where the workers' digests are not all equal; names tensor and worker."""
+        found = differences(self.gather(digests, what))
+        if found:
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            raise Disagreement(
+                f"workers hold different state ({what}, attempt {self.attempt}): {'; '.join(found[:3])}{more}. "
+                f"At start this means weights that do not come from the seed: draw them from torch, numpy or random"
+            )
+
+    def _sent(self, ask: Ask) -> None:
+        if ask.sent_point is not None:
+            self.fault(ask.sent_point)
+
+
+def _kind(name: str) -> type[Exception]:
+    """The error class of this name among ours; a user's or Python's own becomes `ElasticDGCError` elsewhere."""
+    classes: list[type[ElasticDGCError]] = [ElasticDGCError]
+    for one in classes:
+        classes.extend(one.__subclasses__())
+    found = (one for one in classes if one.__name__ == name and one is not PeerLost)
+    return next(found, ElasticDGCError)
