@@ -1,4 +1,4 @@
-"""The package's one logger. Rank and virtual worker stand in the record; rank 0 summarises, everyone reports own faults."""
+"""The package's one logger. Rank and virtual worker stand in the record; rank 0 sums up, everyone tells own faults."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ def digits() -> Recipe:
             virtual_workers=4,
             batch=64,
             epochs=15,
+            checkpoint_every_s=5,
             optimizer=OptimizerConfig(lr=0.2, momentum=0.9, weight_decay=1e-4),
             schedule=ScheduleConfig(kind="cosine", warmup_epochs=2),
             compression=CompressionConfig(density=0.001, warmup=(0.25, 0.0625, 0.015625, 0.004), warmup_epochs=1),

@@ -14,17 +14,20 @@ from elastic_dgc.trainer.config import RunConfig
 
 OBJECT_STORE_BYTES = 200_000_000  # nothing large goes through it
 DEFAULTS = {
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's API knows the run
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # a lost worker is noticed within a second, not two
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a user's relative paths keep their meaning
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
-def prepare_environment() -> None:
-    """Set what Ray reads from the environment, where the user has not. Before Ray is started or connected."""
+def prepare_environment(state_tracking: bool) -> None:
+    """Set what Ray reads from the environment, where the user has not. Before Ray is started or connected.
+
+    State tracking needs the dashboard's server; without one Ray Train would fill its logs with complaints.
+    """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", str(int(state_tracking)))
 
 
 def address_of(address: str | None) -> str | None:
@@ -40,7 +43,7 @@ def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bo
     """
     if ray.is_initialized():
         return False
-    prepare_environment()
+    prepare_environment(state_tracking=address is not None or dashboard)
     common: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "info" if verbose else "error"}
     if address is not None:
         try:

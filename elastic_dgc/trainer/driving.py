@@ -67,17 +67,18 @@ def _trainer(job: Job) -> DataParallelTrainer:
         resources_per_worker=cluster.resources_per_worker(config, job.device),
         elastic_resize_monitor_interval_s=config.resize_every_s,
     )
+    run_config: Any = RunConfig(
+        name=job.driver.replace(" ", "-"),
+        storage_path=tempfile.mkdtemp(prefix="elastic_dgc-ray-"),
+        failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
+    )
     return DataParallelTrainer(
         train_worker,
         train_loop_config={"job": job},
         backend_config=MeshConfig(job.run_url, job.run, job.driver, config.max_restarts),
         scaling_config=scaling,
         # Ray's own storage stays empty: state is kept by ours, which needs no barrier over all workers
-        run_config=RunConfig(
-            name=job.driver.replace(" ", "-"),
-            storage_path=tempfile.mkdtemp(prefix="elastic_dgc-ray-"),
-            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
-        ),
+        run_config=run_config,
     )
 
 

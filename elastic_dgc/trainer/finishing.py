@@ -32,7 +32,7 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
     own = {str(k): [combine(digests(one.export()[0])), float(one.v.norm())] for k, one in replica.owned.items()}
     owned = {int(k): value for part in group.gather(own, "finishing") for k, value in part.items()}
     wire_bytes = training.wire_bytes()
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = {"state": state}
 
     def write() -> None:
         if not group.leads:
@@ -43,7 +43,6 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
         last = counters.evaluations[-1] if counters.evaluations else {}
         report.update(
             {
-                "state": state,
                 "digest": combine(digests(weights)),
                 "residual_digest": combine({str(k): value[0] for k, value in owned.items()}),
                 "residual_norm": math.sqrt(sum(norm * norm for _, norm in owned.values())),

@@ -23,8 +23,9 @@ class Reporter(logging.Handler):
     run to end. A monitor that does not answer is no reason to stop training: it is said once, in the worker's log.
     """
 
-    def __init__(self, monitor: Any, rank: int) -> None:
+    def __init__(self, monitor: Any, rank: int, leave: threading.Event) -> None:
         super().__init__(logging.INFO if rank == 0 else logging.WARNING)
+        self._leave = leave
         self.stop_requested = False
         self.progress: dict[str, Any] | None = None
         self._monitor, self._rank = monitor, rank
@@ -33,6 +34,11 @@ class Reporter(logging.Handler):
         self._closing = threading.Event()
         self._silent = False
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    @property
+    def leave_requested(self) -> bool:
+        """Ray is about to end this group: save and leave."""
+        return self._leave.is_set()
 
     def start(self) -> Reporter:
         root = logging.getLogger(ROOT)
