@@ -30,7 +30,7 @@ class RunConfig(Config):
     require_compression: bool = Field(False, description="stop when more is packed than density and format promise")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="(fixed) where the model computes")
     threads: int = Field(1, ge=1, description="(fixed) torch threads per worker; other counts round differently")
-    cpus_per_worker: float = Field(1.0, ge=0)
+    cpus_per_worker: float = Field(1.0, ge=0, description="what Ray reserves for each worker")
     gpus_per_worker: float = Field(1.0, gt=0, description="with device cuda; fractions share a GPU")
     shuffle_window: int = Field(2048, ge=1, description="(fixed) rows that are shuffled together")
     loader_threads: int = Field(1, ge=0, description="threads that read and decode ahead, per worker")
@@ -81,7 +81,7 @@ class RunConfig(Config):
             below, above = self.batch // share * share, -(-self.batch // share) * share
             raise ValueError(
                 f"batch = {self.batch} does not divide into {self.virtual_workers} virtual workers x "
-                f"{self.accumulation} micro-batches; near are {below or above} and {above}"
+                f"{self.accumulation} micro-batches; near {f'are {below} and {above}' if below else f'is {above}'}"
             )
         return self
 

@@ -34,8 +34,6 @@ from elastic_dgc.trainer.loop import AUDIT_FOLDER, Signals, Totals, Training
 from elastic_dgc.trainer.mesh import Mesh
 from elastic_dgc.trainer.saving import Checkpoints, prove_shared
 
-CONNECT_S = 60.0
-
 
 class Watcher(Protocol):
     """What a member tells its surroundings, and what they want of it. Read and written at boundaries."""
@@ -90,7 +88,7 @@ def train_member(
     faults.reach("start", view=view, attempt=-1, worker=rank)
     transport = TcpTransport(
         listener, rank, mesh.addresses, bytes.fromhex(job.run), view, job.secret,
-        connect_deadline_s=CONNECT_S, silence_deadline_s=config.peer_silence_s,
+        connect_deadline_s=config.peer_silence_s, silence_deadline_s=config.peer_silence_s,
     )  # fmt: skip
     group = Group(Members.of(rank, size, config.virtual_workers), transport, view, config.step_deadline_s)
     opened = _Open(transport, listener)
