@@ -57,13 +57,35 @@ def all_options(command: Callable[..., Any]) -> Callable[..., Any]:
             declared = [ALIASES.get(name, f"{dashed}/{negative}")]
         else:
             declared = [ALIASES[name], dashed] if name in ALIASES else [dashed]
-        option = click.option(*declared, name.replace(".", "__"), default=None, help=description, show_default=False)
+        option = click.option(
+            *declared,
+            name.replace(".", "__"),
+            default=None,
+            help=description,
+            show_default=False,
+            metavar=None if bool in types else _metavar(annotation),
+        )
         command = option(command)
     return command
 
 
+def _metavar(annotation: Any) -> str:
+    """What stands behind an option in the help: N for numbers, the words of a choice, A,B,... for several."""
+    kinds = [kind for kind in typing.get_args(annotation) or [annotation] if kind is not type(None)]
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(map(str, kinds))
+    if typing.get_origin(annotation) is tuple:
+        return "A,B,..."
+    if typing.get_origin(annotation) is dict:
+        return "JSON"
+    if len(kinds) == 1 and typing.get_origin(kinds[0]) is not None:
+        return _metavar(kinds[0])
+    return "N" if kinds[0] in (int, float) else "TEXT"
+
+
 def overridden(recipe: Recipe, values: dict[str, Any]) -> Recipe:
-    """The recipe with the given options' fields replaced. Raises `UsageError`."""
+    """The recipe with the given options' fields replaced. Raises `UsageError`, also for another optimizer without a
+    learning rate of its own: the recipe's is made for the recipe's."""
     parts: dict[str, Config] = {"task": recipe.task, "run": recipe.run}
     kinds = {name: annotation for part in (ImageConfig, RunConfig) for name, annotation, _ in leaves(part)}
     changes: dict[str, dict[str, Any]] = {"task": {}, "run": {}}
@@ -75,6 +97,9 @@ def overridden(recipe: Recipe, values: dict[str, Any]) -> Recipe:
     for part, change in changes.items():
         if change:
             parts[part] = _merged(parts[part], change)
+    asked, before = values.get("optimizer__name"), recipe.run.optimizer
+    if asked and before is not None and asked.lower() != before.name and values.get("optimizer__lr") is None:
+        raise UsageError(f"optimizer = '{asked}' needs an --lr: the recipe's {before.lr:g} is for {before.name}")
     return Recipe(**parts)
 
 
@@ -90,9 +115,18 @@ def _merged(config: Config, change: dict[str, Any]) -> Any:
         inner = getattr(config, name)
         if isinstance(value, dict) and _group(typing.get_type_hints(type(config))[name]) is not None:
             inner = inner if inner is not None else OptimizerConfig()
-            value = _merged(inner, value)
+            value = _inner(name, inner, value)
         values[name] = value
     return config.with_values(**values)
+
+
+def _inner(name: str, config: Config, change: dict[str, Any]) -> Any:
+    try:
+        return _merged(config, change)
+    except UsageError as error:
+        text = str(error)
+        named = text.split(" ", 1)[0] in type(config).model_fields  # 'lr = ...': say whose
+        raise UsageError(f"{name}.{text}" if named else text) from None
 
 
 def _parse(name: str, value: Any, annotation: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from elastic_dgc.cli.fields import all_options, overridden
+from elastic_dgc.cli.help import GroupedCommand
 from elastic_dgc.errors import DataError, ElasticDGCError
 from elastic_dgc.log import ROOT
 from elastic_dgc.recipes.registry import RECIPES, recipe
@@ -21,17 +22,21 @@ def cli() -> None:
     """Elastic data-parallel training with Deep Gradient Compression on Ray."""
 
 
-@cli.command()
-@click.option("--recipe", "recipe_name", default="digits", show_default=True, help=f"one of {', '.join(RECIPES)}")
+@cli.command(cls=GroupedCommand)
+@click.option(
+    "--recipe", "recipe_name", default="digits", is_eager=True, metavar="NAME", help=f"{', '.join(RECIPES)}  [digits]"
+)
 @click.option("--address", default=None, help="Ray cluster; by default the job's, else Ray is started here")
-@click.option("--dashboard/--no-dashboard", default=False, help="start Ray's dashboard too, where Ray is started here")
+@click.option("--dashboard/--no-dashboard", default=True, help="start Ray's dashboard, where Ray is started here")
 @click.option("--verbose", is_flag=True, help="show what Ray and the workers print")
 @click.option("--quiet", is_flag=True, help="no progress, only warnings and the result")
 @all_options
 def train(recipe_name: str, address: str | None, dashboard: bool, verbose: bool, quiet: bool, **values: Any) -> None:
     """Train an image classifier. Without arguments: the embedded digits, 4 virtual workers on 2 workers.
 
-    The same command again resumes an unfinished run. Options are the fields of the recipe.
+    The same command again resumes an unfinished run. Options are the fields of the recipe; in brackets is what they
+    are in it (`--recipe NAME --help` shows another's). Those marked (fixed), and all that say what the model, the
+    optimizer and the compression are, decide the result: they cannot be changed when a run is resumed.
     """
     whole = overridden(recipe(recipe_name), values)
     from elastic_dgc.cli.summary import summary
@@ -51,7 +56,7 @@ def audit(file: str) -> None:
     """Prove from the FILE that `train --audit FILE` wrote that each sample was used exactly once per epoch."""
     from elastic_dgc.data.audit import verify
 
-    with open(file, encoding="utf-8") as lines:
+    with open(file, encoding="utf-8", errors="replace") as lines:
         result = verify(lines)
     click.echo(result.summary())
     if not result.ok:
@@ -59,14 +64,19 @@ def audit(file: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by a signal."""
-    logging.getLogger(ROOT).addHandler(logging.StreamHandler())
+    """The entry point. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by a signal.
+
+    An error is one line on stderr that begins with 'error: '.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    handler = logging.StreamHandler()
+    logging.getLogger(ROOT).addHandler(handler)
     try:
-        cli.main(args=arguments, standalone_mode=False)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        sys.exit(cli.main(args=words, prog_name="elastic-dgc", standalone_mode=False) or 0)
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        place = f"; see {context.command_path} --help" if context is not None else ""
+        click.echo(f"error: {error.format_message().rstrip('.')}{place}", err=True)
         sys.exit(2)
     except ElasticDGCError as error:
         click.echo(f"error: {error}", err=True)
@@ -74,3 +84,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped at once; the same command goes on from the last checkpoint", err=True)
         sys.exit(130)
+    finally:
+        logging.getLogger(ROOT).removeHandler(handler)

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastic_dgc.config import nearest
 from elastic_dgc.errors import UsageError
 from elastic_dgc.precision.finite import all_finite, first_non_finite
-from elastic_dgc.step.config import OptimizerConfig
+from elastic_dgc.step.config import OptimizerConfig, make_torch_optimizer
 
 
 class Applier(ABC):
@@ -59,23 +58,8 @@ class TorchOptimizer(Applier):
     """Any optimizer of `torch.optim`: it sees the sum as the gradient. Its state is shared."""
 
     def __init__(self, config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> None:
-        known: dict[str, Any] = {
-            name.lower(): value
-            for name, value in vars(torch.optim).items()
-            if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name != "Optimizer"
-        }
-        unsuited = {"lbfgs": "it needs a closure", "sparseadam": "it needs sparse gradients"}
-        if config.name in unsuited:
-            raise UsageError(f"optimizer.name = '{config.name}' cannot be used: {unsuited[config.name]}")
-        if config.name not in known:
-            raise UsageError(f"optimizer.name = '{config.name}' is unknown{nearest(config.name, ['sgd', *known])}")
         self._parameters = dict(sorted(parameters.items()))
-        try:
-            self._optimizer = known[config.name](
-                list(self._parameters.values()), lr=config.lr, weight_decay=config.weight_decay, **config.options
-            )
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"optimizer '{config.name}' with options {config.options}: {error}") from None
+        self._optimizer = make_torch_optimizer(config, list(self._parameters.values()))
 
     @torch.no_grad()
     def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:

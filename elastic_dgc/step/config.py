@@ -5,9 +5,34 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, field_validator, model_validator
 
-from elastic_dgc.config import Config
+from elastic_dgc.config import Config, nearest
+from elastic_dgc.errors import UsageError
+
+_UNSUITED = {"lbfgs": "it needs a closure", "sparseadam": "it needs sparse gradients"}
+
+
+def make_torch_optimizer(config: OptimizerConfig, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of `torch.optim` that the settings name. Raises `UsageError`: unknown name (with the nearest),
+    unsuited optimizer, arguments that it does not take."""
+    known: dict[str, Any] = {
+        name.lower(): value
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name != "Optimizer"
+    }
+    if config.name in _UNSUITED:
+        raise UsageError(f"optimizer.name = '{config.name}' cannot be used: {_UNSUITED[config.name]}")
+    if config.name not in known:
+        raise UsageError(f"optimizer.name = '{config.name}' is unknown{nearest(config.name, ['sgd', *known])}")
+    try:
+        made: torch.optim.Optimizer = known[config.name](
+            parameters, lr=config.lr, weight_decay=config.weight_decay, **config.options
+        )
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"optimizer.options = {config.options} do not suit '{config.name}': {error}") from None
+    return made
 
 
 class OptimizerConfig(Config):
@@ -20,9 +45,9 @@ class OptimizerConfig(Config):
 
     name: str = Field("sgd", description="sgd, or a class of torch.optim such as adamw")
     lr: float = Field(0.1, gt=0, description="peak learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = False
-    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd; other optimizers take theirs in options")
+    nesterov: bool = Field(False, description="Nesterov's momentum (sgd only)")
+    weight_decay: float = Field(0.0, ge=0, description="sgd: L2 on the local gradient; others: their own argument")
     decay_vectors: bool = Field(True, description="weight decay on biases and norm layers too (sgd only)")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of a torch optimizer")
 
@@ -39,6 +64,12 @@ class OptimizerConfig(Config):
             )
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov = True needs a momentum above 0")
+        if self.nesterov and self.name != "sgd":
+            raise ValueError(
+                f"nesterov = True is for sgd, not for {self.name!r}: give it in options if the optimizer takes it"
+            )
+        if self.name != "sgd":
+            make_torch_optimizer(self, [torch.zeros(2, 2, requires_grad=True)])  # its errors belong here, at the start
         return self
 
     @property
@@ -49,11 +80,11 @@ class OptimizerConfig(Config):
 class ScheduleConfig(Config):
     """The learning rate over a run, as a factor of the optimizer's `lr`. Positions are in epochs, fractions allowed."""
 
-    kind: Literal["constant", "cosine", "step", "linear"] = "cosine"
+    kind: Literal["constant", "cosine", "step", "linear"] = Field("cosine", description="course of the learning rate")
     warmup_epochs: float = Field(0.0, ge=0, description="linear warm-up")
     warmup_start: float = Field(0.1, ge=0, le=1, description="factor at which the warm-up starts")
     milestones: tuple[float, ...] = Field((), description="epochs at which `step` multiplies by gamma")
-    gamma: float = Field(0.1, gt=0)
+    gamma: float = Field(0.1, gt=0, description="factor of `step` at each milestone")
     final: float = Field(0.0, ge=0, le=1, description="factor at which cosine and linear end")
 
     def factor(self, applied: int, steps_per_epoch: int, epochs: float) -> float:

@@ -40,7 +40,7 @@ class ImageConfig(Config):
     resize_eval: int | None = Field(None, ge=1, description="shorter side before the centre crop of image_size")
     mean: tuple[float, ...] = Field((0.5,), description="of pixels in 0..1, one or one per channel")
     std: tuple[float, ...] = Field((0.25,), description="of pixels in 0..1, one or one per channel")
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
     skip_corrupt: bool = Field(False, description="leave images out that cannot be decoded, and count them")
     init_from: str | None = Field(None, description="plain model file to start from: safetensors or a state dict")
     init_skip: tuple[str, ...] = Field((), description="glob patterns of tensors init_from leaves fresh")
@@ -88,14 +88,13 @@ class ImageClassification(Task):
     before it starts workers reports it early.
     """
 
-    name = "image"
-
     def __init__(self, config: ImageConfig | None = None, seed: int = 0) -> None:
         self.config = config if config is not None else ImageConfig()
         self.seed = seed
+        self.name = self.config.model
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "seed": self.seed}
+        return {"config": self.config, "seed": self.seed, "name": self.name}
 
     def model(self) -> nn.Module:
         config, channels, (_, height, width) = self.config, self.config.image_channels, self._train.sample_shape
@@ -114,13 +113,10 @@ class ImageClassification(Task):
         return self._classes
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """Mean cross entropy and the number of images. Not called for a batch without images (see `count`)."""
+        """Mean cross entropy and the number of images, those that the source left out not counted."""
         images, labels = batch
         logits = model(self.normalise(images))
         return F.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing), len(labels)
-
-    def count(self, batch: Batch) -> int:
-        return len(batch[1])
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, float]:
         """`accuracy`: number of correct images; `loss`: sum of the cross entropy, without label smoothing."""

@@ -25,6 +25,7 @@ class Task(ABC):
     """
 
     name: str = "task"
+    """What runs are called where nobody names them: letters, digits, '.', '_' and '-'."""
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -34,13 +35,8 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, int]:
         """The *mean* loss of a batch (0-dim, with graph), or (mean loss, count) where the count that the mean was
-        taken over is not the number of samples (tokens, for example). `model` is in training mode."""
-
-    def count(self, batch: Any) -> int | None:
-        """How many samples a batch holds, or None for as many as were asked for. Fewer where the source left some out;
-        a micro-batch that holds 0 runs no forward."""
-        del batch
-        return None
+        taken over is not the number of samples (tokens, for example). `model` is in training mode. A batch of which
+        the source left out every sample is not asked for."""
 
     @abstractmethod
     def train_data(self) -> Source | Sized:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -35,25 +36,32 @@ def address_of(address: str | None) -> str | None:
     return address or os.environ.get("RAY_ADDRESS") or None
 
 
-def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bool) -> bool:
+@dataclass(frozen=True)
+class Connection:
+    """`owned`: Ray was started or connected here, and is to be left here again. `dashboard` is its URL, if any."""
+
+    owned: bool
+    dashboard: str | None = None
+
+
+def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bool) -> Connection:
     """Connect to the cluster, or start Ray here with as many logical CPUs and GPUs as the workers ask for.
 
-    Returns whether Ray was started or connected here (and is to be shut down again). Raises `UsageError` where there
-    is no cluster at the address.
+    Where Ray is connected already, nothing is done. Raises `UsageError` where there is no cluster at the address.
     """
     if ray.is_initialized():
-        return False
+        return Connection(owned=False)
     prepare_environment(state_tracking=address is not None or dashboard)
     common: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "info" if verbose else "error"}
     if address is not None:
         try:
-            ray.init(address=address, **common)
+            context = ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UsageError(f"no Ray cluster at '{address}': {str(error).splitlines()[0]}") from None
-        return True
+        return _owned(context)
     cpus = max(os.cpu_count() or 1, math.ceil(config.max_workers * config.cpus_per_worker))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    ray.init(
+    context = ray.init(
         address="local",
         num_cpus=cpus,
         num_gpus=gpus,
@@ -61,7 +69,12 @@ def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bo
         include_dashboard=dashboard,
         **common,
     )
-    return True
+    return _owned(context)
+
+
+def _owned(context: Any) -> Connection:
+    url = context.address_info.get("webui_url")
+    return Connection(owned=True, dashboard=f"http://{url}" if url else None)
 
 
 def choose_device(config: RunConfig, local: bool) -> str:

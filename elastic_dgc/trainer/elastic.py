@@ -54,7 +54,7 @@ class ElasticTrainer:
 
     `ElasticTrainer(task, config).fit()`, or with fields of `RunConfig` given directly:
     `ElasticTrainer(task, workers="1:4", epochs=3)`. `address` is a Ray cluster; without one, and outside of a job, Ray
-    is started here. Raises `UsageError` for settings that cannot be.
+    is started here, with its `dashboard`. Raises `UsageError` for settings that cannot be.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ElasticTrainer:
         config: RunConfig | None = None,
         *,
         address: str | None = None,
-        dashboard: bool = False,
+        dashboard: bool = True,
         verbose: bool = False,
         quiet: bool = False,
         **fields: Any,
@@ -84,21 +84,23 @@ class ElasticTrainer:
         """
         config = self._absolute(self.config)
         local = self._address is None and not ray.is_initialized()
-        owns_ray = False
+        connection = cluster.Connection(owned=False)
         with Display(self._quiet) as display:
             try:
                 if not local:
-                    owns_ray = cluster.connect(config, self._address, self._dashboard, self._verbose)
+                    connection = cluster.connect(config, self._address, self._dashboard, self._verbose)
                 device = cluster.choose_device(config, local)
                 identity = self._identity(config, device)
                 root = open_storage(config.storage)
                 name = config.name or jobs.default_name(self.task, identity)
                 run = self._choose_run(root, name, identity, config, display)
                 if local:
-                    owns_ray = cluster.connect(config, None, self._dashboard, self._verbose)
+                    connection = cluster.connect(config, None, self._dashboard, self._verbose)
+                if connection.dashboard is not None:
+                    display.say(f"Ray dashboard: {connection.dashboard}")
                 report = self._drive(run, identity, config, device, display)
             finally:
-                if owns_ray:
+                if connection.owned:
                     ray.shutdown()
         return Result(name, report)
 

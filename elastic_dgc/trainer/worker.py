@@ -12,7 +12,9 @@ import ray.train
 
 from elastic_dgc import faults
 from elastic_dgc.errors import ElasticDGCError, Fenced, MessageError, PeerLost
+from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.log import logger
+from elastic_dgc.membership.view import latest_view
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.member import train_member
 from elastic_dgc.trainer.mesh import here
@@ -48,8 +50,8 @@ def train_worker(config: dict[str, Any]) -> None:
         logger(worker=rank).warning("%s", error)
         raise
     except ElasticDGCError as error:
-        if isinstance(error, Fenced) and here.leave.is_set():
-            raise
+        if isinstance(error, Fenced) and _overtaken_by_own(job):
+            raise  # a group of the same command goes on: this one is only late to notice
         outcome = {
             "state": "failed",
             "error": type(error).__name__,
@@ -65,6 +67,11 @@ def train_worker(config: dict[str, Any]) -> None:
     if outcome is not None and (rank == 0 or outcome["state"] == "failed"):
         reporter.finish(outcome)
     reporter.close()
+
+
+def _overtaken_by_own(job: Job) -> bool:
+    newest = latest_view(open_storage(job.run_url))
+    return newest is not None and newest.run.endswith(job.driver)
 
 
 def _pickled(error: BaseException | None) -> bytes | None:

@@ -1,0 +1,47 @@
+"""`ray job submit --working-dir . -- python jobs/train.py ...` on a running cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from elastic_dgc.trainer import cluster
+
+pytestmark = pytest.mark.ray
+
+REPOSITORY = Path(__file__).parents[2]
+DEADLINE_S = 300.0
+
+
+def test_a_submitted_job_trains_with_plain_progress_lines(tmp_path: Path) -> None:
+    cluster.prepare_environment(state_tracking=True)
+    context = ray.init(
+        address="local", num_cpus=3, object_store_memory=cluster.OBJECT_STORE_BYTES, include_dashboard=True,
+        log_to_driver=False, logging_level="error",
+    )  # fmt: skip
+    try:
+        client = JobSubmissionClient(f"http://{context.dashboard_url}")
+        report = tmp_path / "report.json"
+        arguments = f"--epochs 2 --workers 2 --storage {tmp_path}/runs --report {report}"
+        job = client.submit_job(
+            entrypoint=f"{sys.executable} jobs/train.py {arguments}",
+            runtime_env={"working_dir": str(REPOSITORY), "excludes": [".git", ".venv", "tests"]},
+        )
+        deadline = time.monotonic() + DEADLINE_S
+        while not (status := client.get_job_status(job)).is_terminal():
+            assert time.monotonic() < deadline, client.get_job_logs(job)
+            time.sleep(0.5)
+        logs = client.get_job_logs(job)
+        assert status == JobStatus.SUCCEEDED, logs
+    finally:
+        ray.shutdown()
+    assert "epoch 2 of 2: test accuracy" in logs
+    assert "digest:" in logs
+    assert "\x1b[" not in logs  # no terminal, no bar
+    assert json.loads(report.read_text())["steps"] == 46
