@@ -14,7 +14,7 @@ def make_deterministic(threads: int, device: torch.device) -> None:
     deterministic algorithms, no TF32, no cuDNN autotuning (it picks by measured time).
     """
     torch.set_num_threads(threads)
-    # The same switch as use_deterministic_algorithms, which would import torch's compiler first: seconds at every start.
+    # The same switch as use_deterministic_algorithms, which would import torch's compiler first: seconds at a start.
     torch.set_deterministic_debug_mode("error")
     # A debugging aid that costs 5 % of a ResNet-20 step; setattr, because torch declares it in C only.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import UsageError
-from elastic_dgc.precision.finite import all_finite, first_non_finite
+from elastic_dgc.precision.finite import all_finite, first_non_finite, joint_norm
 from elastic_dgc.step.config import OptimizerConfig, make_torch_optimizer
 
 
@@ -18,9 +19,9 @@ class Applier(ABC):
     """Applies the sum of all messages to the parameters, the same on every worker."""
 
     @abstractmethod
-    def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:
-        """Write the step and return None; or, if it would make a parameter or a state value non-finite, leave
-        everything bitwise as it was and return which ('name (3 of 64 values not finite)')."""
+    def apply(self, total: Tensor, lr: float) -> str | None:
+        """Write the step for a sum [numel] and return None; or, if it would make a parameter or a state value
+        non-finite, leave everything bitwise as it was and return which ('name (3 of 64 values not finite)')."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -34,16 +35,19 @@ class Applier(ABC):
 class PlainSGD(Applier):
     """w <- w - lr * sum. Plain, because the momentum is already inside the messages (Paddle#20758 applied it twice)."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = parameters
+    def __init__(self, layout: Layout, weights: Tensor) -> None:
+        self._layout, self._weights = layout, weights
+        self._proposed = torch.empty_like(weights)
 
     @torch.no_grad()
-    def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:
-        proposed = {name: torch.sub(p, total[name], alpha=lr) for name, p in self._parameters.items()}
-        if not all_finite(list(proposed.values())):
-            return first_non_finite(proposed)
-        for name, parameter in self._parameters.items():
-            parameter.copy_(proposed[name])
+    def apply(self, total: Tensor, lr: float) -> str | None:
+        torch.sub(self._weights, total, alpha=lr, out=self._proposed)
+        # One pass tells; only a norm that is not finite, which large finite weights may have too, is worth a second.
+        if not torch.isfinite(joint_norm(self._proposed)):
+            bad = first_non_finite(self._layout.views(self._proposed))
+            if bad is not None:
+                return bad
+        self._weights.copy_(self._proposed)
         return None
 
     def state(self) -> dict[str, Tensor]:
@@ -57,16 +61,18 @@ class PlainSGD(Applier):
 class TorchOptimizer(Applier):
     """Any optimizer of `torch.optim`: it sees the sum as the gradient. Its state is shared."""
 
-    def __init__(self, config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: OptimizerConfig, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
+        self._layout = layout
         self._parameters = dict(sorted(parameters.items()))
         self._optimizer = make_torch_optimizer(config, list(self._parameters.values()))
 
     @torch.no_grad()
-    def apply(self, total: Mapping[str, Tensor], lr: float) -> str | None:
+    def apply(self, total: Tensor, lr: float) -> str | None:
+        gradients = self._layout.views(total)
         weights = {name: p.clone() for name, p in self._parameters.items()}
         before = {name: value.clone() for name, value in self.state().items()}
         for name, parameter in self._parameters.items():
-            parameter.grad = total[name]
+            parameter.grad = gradients[name]
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -104,6 +110,6 @@ class TorchOptimizer(Applier):
                 self._optimizer.state[parameter] = per_parameter[name]
 
 
-def make_applier(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> Applier:
-    """The applier for these settings. Raises `UsageError` for an optimizer that is unknown or cannot serve."""
-    return PlainSGD(parameters) if config.name == "sgd" else TorchOptimizer(config, parameters)
+def make_applier(config: OptimizerConfig, layout: Layout, weights: Tensor, parameters: Mapping[str, Tensor]) -> Applier:
+    """The applier for these settings. `weights` [numel] is the memory of the `parameters`, in the layout's order."""
+    return PlainSGD(layout, weights) if config.name == "sgd" else TorchOptimizer(config, layout, parameters)

@@ -107,7 +107,7 @@ def attempt(
         )  # fmt: skip
     clock.lap("exchange")
     fault("apply", number)
-    overflow = replica.applier.apply(replica.layout.views(total), lr)
+    overflow = replica.applier.apply(total, lr)
     if overflow is not None:
         return outcome(False, _skip(replica, (f"the update with learning rate {lr:g} makes {overflow}",)))
     for one in replica.owned.values():
@@ -115,7 +115,7 @@ def attempt(
     counters.attempt += 1
     counters.applied += 1
     counters.skips_in_a_row = 0
-    counters.samples += decision.count
+    counters.samples += decision.samples
     counters.upload_bytes += upload
     counters.dense_bytes += 4 * replica.layout.numel * members.virtual_workers
     fault("commit", number)
@@ -132,11 +132,13 @@ def _accumulate(replica: Replica, global_count: int) -> None:
         gradient.mul_(settings.share / global_count / replica.counters.loss_scale)
         if settings.compression.clip is not None:
             gradient.mul_(clip_factor(joint_norm(gradient), settings.compression.clip, settings.virtual_workers))
-        if settings.local_decay:
+        decay = settings.local_decay / settings.virtual_workers
+        if decay and settings.optimizer.decay_vectors:
+            gradient.add_(replica.weights, alpha=decay)
+        elif decay:
             for segment in replica.layout.segments:
-                if settings.optimizer.decay_vectors or len(segment.shape) >= 2:
-                    weight = replica.trained[segment.name]
-                    segment.of(gradient).add_(weight, alpha=settings.local_decay / settings.virtual_workers)
+                if len(segment.shape) >= 2:
+                    segment.of(gradient).add_(segment.of(replica.weights), alpha=decay)
         accumulate(gradient, one.u, one.v, settings.momentum, one.other_u, one.other_v)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,11 @@ def compute(
     owned, counters = replica.owned[virtual_worker], replica.counters
     error: Exception | None = None
     text, health = "", Health.GOOD
-    total, count = torch.zeros((), device=replica.device), 0
+    total, count, samples = torch.zeros((), device=replica.device), 0, 0
     gradient = replica.attach(virtual_worker)
     try:
-        replica.model.train()
+        if not replica.model.training:
+            replica.model.train()
         replica.use_buffers(owned.buffers)
         for index, batch in enumerate(batches(virtual_worker)):
             if batch.count:
@@ -57,6 +59,7 @@ def compute(
                 (mean * (counters.loss_scale * taken / replica.settings.share)).backward()
                 total += mean.detach() * taken
                 count += taken
+                samples += batch.count
         replica.collect_strays(virtual_worker)
         with torch.no_grad():
             for name, buffer in replica.model.named_buffers():
@@ -71,7 +74,7 @@ def compute(
         text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
         health = Health.NON_FINITE if text else Health.GOOD
     row = Row(
-        health, requests, counters.attempt, counters.applied, count, loss_sum, gradient_norm, u_norm, v_norm,
+        health, requests, counters.attempt, counters.applied, samples, count, loss_sum, gradient_norm, u_norm, v_norm,
         counters.loss_scale, replica.settings.identity, text,
     )  # fmt: skip
     return row, error
@@ -89,10 +92,11 @@ def _loss(loss: LossFunction, replica: Replica, batch: MicroBatch) -> tuple[Tens
 
 def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float) -> str:
     """Why a virtual worker's share is not good, or ''. Buffers count: an infinite activation ends in them alone."""
-    finite = torch.isfinite(torch.tensor([loss_sum, gradient_norm])).tolist()
-    buffers = first_non_finite(replica.owned[virtual_worker].other_buffers)
-    if all(finite) and buffers is None:
+    finite = math.isfinite(loss_sum), math.isfinite(gradient_norm)
+    floating = [b for b in replica.owned[virtual_worker].other_buffers.values() if b.is_floating_point()]
+    if all(finite) and (not floating or math.isfinite(joint_norm(torch.cat([b.reshape(-1) for b in floating])))):
         return ""
+    buffers = first_non_finite(replica.owned[virtual_worker].other_buffers)
     place = f"virtual worker {virtual_worker}"
     found = first_non_finite(replica.layout.views(replica.gradients[virtual_worker]))
     if found is not None:
@@ -100,7 +104,9 @@ def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_n
         return f"{place}: gradient of {found}{loss}"
     if not finite[0]:
         return f"{place}: loss {loss_sum}"
-    return f"{place}: buffer {buffers}" if buffers else f"{place}: gradient norm overflows"
+    if buffers is not None:
+        return f"{place}: buffer {buffers}"
+    return "" if all(finite) else f"{place}: the norm of the gradient overflows"
 
 
 def describe(error: BaseException, virtual_worker: int, attempt: int) -> str:
@@ -110,4 +116,5 @@ def describe(error: BaseException, virtual_worker: int, attempt: int) -> str:
     frame = (own or frames)[-1] if frames else None
     place = f", at {frame.filename}:{frame.lineno} in {frame.name}" if frame else ""
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
-    return f"{type(error).__name__}: {error} (virtual worker {virtual_worker}, attempt {attempt}{place}{notes})"
+    said = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return f"{type(error).__name__}: {said} (virtual worker {virtual_worker}, attempt {attempt}{place}{notes})"

@@ -21,8 +21,9 @@ LossFunction = Callable[[nn.Module, Any], "Tensor | tuple[Tensor, int]"]
 class Replica:
     """What a worker holds between attempts. `hosted` names the virtual workers whose owned state lives here.
 
-    The model's parameters are fp32; those with `requires_grad` are trained and make up the layout. Their `.grad`s are
-    views of one flat vector per hosted virtual worker, so that nothing is copied between backward and compression.
+    The model's parameters are fp32; those with `requires_grad` are trained and make up the layout: they are made views
+    of one flat vector, `weights`. Their `.grad`s are views of one flat vector per hosted virtual worker. So nothing is
+    copied between backward and compression, and an update is a few passes over whole vectors.
     """
 
     def __init__(
@@ -39,7 +40,11 @@ class Replica:
         if not self.trained:
             raise UsageError("the model has no parameter to train: all are frozen, or there are none")
         self.layout = Layout.of(self.trained.items(), settings.compression.min_numel)
-        self.applier = make_applier(settings.optimizer, self.trained)
+        self.weights = torch.empty(self.layout.numel, device=self.device)
+        for name, view in self.layout.views(self.weights).items():
+            view.copy_(self.trained[name].detach())
+            self.trained[name].data = view
+        self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
         self.counters = Counters()
         self.owned: dict[int, OwnedState] = {}
         self.gradients: dict[int, Tensor] = {}

@@ -10,7 +10,7 @@ from typing import Any
 from elastic_dgc.errors import MessageError
 from elastic_dgc.exchange.ask import Payload
 
-_HEAD = struct.Struct("<BBBxqqqddddd16sI")
+_HEAD = struct.Struct("<BBBxqqqqddddd16sI")
 _VERSION = 1
 TEXT_BYTES = 8192
 
@@ -36,7 +36,8 @@ class Request(IntFlag):
 class Row:
     """What everyone must know of a virtual worker before anything changes.
 
-    `attempt`, `applied`, `loss_scale` and `identity` prove agreement. `loss_sum` is over `count` samples; the norms
+    `attempt`, `applied`, `loss_scale` and `identity` prove agreement. `loss_sum` is over `count`, which is the number
+    of `samples` unless the task's loss counts something else (tokens); the norms
     are of the gradient (mean over this virtual worker's share, scaled by the loss scale), u and v before the attempt.
     """
 
@@ -44,6 +45,7 @@ class Row:
     requests: Request
     attempt: int
     applied: int
+    samples: int
     count: int
     loss_sum: float
     gradient_norm: float
@@ -56,7 +58,7 @@ class Row:
     def pack(self) -> bytes:
         text = self.text.encode()[:TEXT_BYTES]
         head = _HEAD.pack(
-            _VERSION, self.health, self.requests, self.attempt, self.applied, self.count, self.loss_sum,
+            _VERSION, self.health, self.requests, self.attempt, self.applied, self.samples, self.count, self.loss_sum,
             self.gradient_norm, self.u_norm, self.v_norm, self.loss_scale, self.identity, len(text),
         )  # fmt: skip
         return head + text

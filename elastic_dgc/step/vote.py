@@ -23,8 +23,9 @@ class Decision:
     """A pure function of the rows: the same on every worker."""
 
     verdict: Verdict
-    count: int
-    loss: float  # mean over the step's samples
+    samples: int
+    count: int  # what the loss counts: samples, or tokens
+    loss: float  # mean over the step's count
     requests: Request
     reasons: tuple[str, ...]  # one per virtual worker that was not good, in order
     bad: tuple[int, ...]  # those virtual workers
@@ -59,6 +60,7 @@ def decide(rows: Sequence[Row]) -> Decision:
     reasons = tuple(rows[k].text for k in bad) or (("no samples",) if count == 0 else ())
     return Decision(
         verdict=verdict,
+        samples=sum(row.samples for row in rows),
         count=count,
         loss=sum(row.loss_sum for row in rows) / count if count else 0.0,
         requests=requests,

@@ -91,6 +91,9 @@ class ElasticTrainer:
                     connection = cluster.connect(config, self._address, self._dashboard, self._verbose)
                 device = cluster.choose_device(config, local)
                 identity = self._identity(config, device)
+                for path in (config.audit, config.report):
+                    if path is not None:
+                        _probe(path)
                 root = open_storage(config.storage)
                 name = config.name or jobs.default_name(self.task, identity)
                 run = self._choose_run(root, name, identity, config, display)
@@ -191,6 +194,15 @@ class ElasticTrainer:
         if isinstance(error, TaskFailed):
             raise error from cause
         raise error
+
+
+def _probe(path: str) -> None:
+    """Find out before training that the file cannot be written after it."""
+    folder, name = open_storage(os.path.dirname(path)), os.path.basename(path)
+    if not name or (folder.is_local and os.path.isdir(path)):
+        raise UsageError(f"{path} is a folder: a file is to be written there")
+    folder.write(f"{name}.probe", b"")
+    folder.delete(f"{name}.probe")
 
 
 def _copy(storage: Storage, name: str, to: str) -> None:

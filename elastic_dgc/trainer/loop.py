@@ -107,7 +107,7 @@ class Training:
             for k, rows in sorted(self.feed.used.items()):
                 epoch, left_out = self.order.epoch_of(number), self.feed.left_out[k]
                 self._audit.add(number, epoch, k, "commit" if outcome.committed else "skip", rows, left_out)
-        self._rate.add(outcome.decision.count)
+        self._rate.add(outcome.decision.samples)
         if self.group.leads:
             self._show(outcome)
         return outcome

@@ -29,6 +29,7 @@ from elastic_dgc.trainer.feed import Feed
 from elastic_dgc.trainer.figures import Figures
 from elastic_dgc.trainer.finishing import finish
 from elastic_dgc.trainer.group import Group
+from elastic_dgc.trainer.heap import keep_heap
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.loop import AUDIT_FOLDER, Signals, Totals, Training
 from elastic_dgc.trainer.mesh import Mesh
@@ -85,6 +86,7 @@ def train_member(
         raise StorageError(mesh.error or "no view was claimed for this group")
     view, device = mesh.view.number, torch.device(job.device)
     make_deterministic(config.threads, device)
+    keep_heap()
     faults.reach("start", view=view, attempt=-1, worker=rank)
     transport = TcpTransport(
         listener, rank, mesh.addresses, bytes.fromhex(job.run), view, job.secret,

@@ -69,7 +69,7 @@ def test_a_finished_run_goes_on_with_more_epochs_and_else_starts_anew(tmp_path: 
 
 class Failing(TinyTask):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        if (batch[0] > 4.5).any():
+        if (batch[0] > 3.5).any():
             raise ZeroDivisionError("no such point")
         return super().loss(model, batch)
 

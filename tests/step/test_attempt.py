@@ -11,6 +11,7 @@ from torch import nn
 
 from elastic_dgc.compression import dgc
 from elastic_dgc.compression.config import CompressionConfig
+from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import CompressionOff, Disagreement, Diverged, PeerLost, TaskFailed, UsageError
 from elastic_dgc.exchange.ask import Kind
 from elastic_dgc.exchange.memory import Loss, Network
@@ -110,10 +111,11 @@ def test_a_learning_rate_that_blows_up_is_found_before_anything_is_written() -> 
 
 def test_an_optimizer_whose_state_would_overflow_is_put_back_as_it_was() -> None:
     weight = nn.Parameter(torch.ones(3))
-    applier = make_applier(OptimizerConfig(name="adamw", lr=0.1), {"w": weight})
-    assert applier.apply({"w": torch.ones(3)}, 0.1) is None
+    layout = Layout.of({"w": weight}.items(), 1)
+    applier = make_applier(OptimizerConfig(name="adamw", lr=0.1), layout, weight.data, {"w": weight})
+    assert applier.apply(torch.ones(3), 0.1) is None
     before = {name: value.clone() for name, value in applier.state().items()}, weight.detach().clone()
-    assert "not finite" in (applier.apply({"w": torch.tensor([1.0, 3e38, 1.0])}, 0.1) or "")
+    assert "not finite" in (applier.apply(torch.tensor([1.0, 3e38, 1.0]), 0.1) or "")
     assert torch.equal(weight, before[1])
     assert all(torch.equal(value, before[0][name]) for name, value in applier.state().items())
     with pytest.raises(UsageError, match="did you mean 'adam"):
