@@ -53,6 +53,9 @@ class PeerLost(ElasticDGCError):
         super().__init__(message)
         self.rank = rank
 
+    def __reduce__(self) -> tuple[type[PeerLost], tuple[str, int]]:
+        return type(self), (str(self), self.rank)  # Ray carries errors between processes
+
 
 class Disagreement(ElasticDGCError):
     """Workers that must be equal are not: the attempt, the settings or the bytes of shared state differ."""

@@ -48,9 +48,8 @@ def worker(rank: int, bench: Bench, folder: str) -> None:
     sides: dict[str, Any] = {"ddp": PlainDDP(bench, rank), **ours}
 
     def run(mode: str, steps: int) -> list[dict[str, float]]:
-        torch.set_deterministic_debug_mode(
-            "default" if mode == "ddp" else "error"
-        )  # a plain DDP script does not ask for them
+        # a plain DDP script does not ask for deterministic algorithms
+        torch.set_deterministic_debug_mode("default" if mode == "ddp" else "error")
         dist.barrier()
         return [sides[mode].step() for _ in range(steps)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import threading
@@ -60,6 +61,8 @@ def drive_run(job: Job, display: Display) -> dict[str, Any]:
 def _trainer(job: Job) -> DataParallelTrainer:
     config = job.config
     elastic = config.max_workers > config.min_workers
+    if elastic:  # for 20 s after a node is lost Ray still counts on it; do not try its size for a minute
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
     most = min(config.max_workers, max(config.min_workers, config.virtual_workers))
     scaling = ScalingConfig(
         num_workers=(config.min_workers, most) if elastic and most > config.min_workers else config.min_workers,

@@ -20,7 +20,7 @@ from elastic_dgc.trainer.elastic import ElasticTrainer
 
 pytestmark = pytest.mark.ray
 
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 LONG: dict[str, Any] = {"epochs": 1500, "evaluate_every": 1500, "checkpoint_every_s": 1.0}
 
 

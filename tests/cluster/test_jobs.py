@@ -19,6 +19,20 @@ REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 300.0
 
 
+def submit(client: JobSubmissionClient, entrypoint: str, deadline: float) -> str:
+    """A dashboard that has just started has no agent to take a job yet: try until it has."""
+    while True:
+        try:
+            return client.submit_job(
+                entrypoint=entrypoint,
+                runtime_env={"working_dir": str(REPOSITORY), "excludes": [".git", ".venv", "tests"]},
+            )
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+
+
 def test_a_submitted_job_trains_with_plain_progress_lines(tmp_path: Path) -> None:
     cluster.prepare_environment(state_tracking=True)
     context = ray.init(
@@ -29,11 +43,8 @@ def test_a_submitted_job_trains_with_plain_progress_lines(tmp_path: Path) -> Non
         client = JobSubmissionClient(f"http://{context.dashboard_url}")
         report = tmp_path / "report.json"
         arguments = f"--epochs 2 --workers 2 --storage {tmp_path}/runs --report {report}"
-        job = client.submit_job(
-            entrypoint=f"{sys.executable} jobs/train.py {arguments}",
-            runtime_env={"working_dir": str(REPOSITORY), "excludes": [".git", ".venv", "tests"]},
-        )
         deadline = time.monotonic() + DEADLINE_S
+        job = submit(client, f"{sys.executable} jobs/train.py {arguments}", deadline)
         while not (status := client.get_job_status(job)).is_terminal():
             assert time.monotonic() < deadline, client.get_job_logs(job)
             time.sleep(0.5)

@@ -52,3 +52,12 @@ def test_everyone_gets_every_workers_payload_by_rank(size: int) -> None:
 
     expected = [b"a%d" % rank for rank in range(size)] + [b"b%d" % rank for rank in range(size)]
     assert run_together([one(rank) for rank in range(size)]) == [expected] * size
+
+
+def test_a_lost_peer_can_be_told_of_between_processes() -> None:
+    import pickle
+
+    from elastic_dgc.errors import PeerLost
+
+    there = pickle.loads(pickle.dumps(PeerLost("rank 3 is lost", 3)))
+    assert (str(there), there.rank) == ("rank 3 is lost", 3)
