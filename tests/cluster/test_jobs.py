@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from elastic_dgc.trainer import cluster
@@ -17,6 +19,11 @@ pytestmark = pytest.mark.ray
 
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 300.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def submit(client: JobSubmissionClient, entrypoint: str, deadline: float) -> str:
@@ -35,10 +42,15 @@ def submit(client: JobSubmissionClient, entrypoint: str, deadline: float) -> str
 
 def test_a_submitted_job_trains_with_plain_progress_lines(tmp_path: Path) -> None:
     cluster.prepare_environment(state_tracking=True)
-    context = ray.init(
-        address="local", num_cpus=3, object_store_memory=cluster.OBJECT_STORE_BYTES, include_dashboard=True,
-        log_to_driver=False, logging_level="error",
+    # Ports of its own: a dashboard's agent that finds its port taken gives up, and no job is ever taken.
+    head = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 3, "object_store_memory": cluster.OBJECT_STORE_BYTES, "include_dashboard": True,
+            "dashboard_port": free_port(), "dashboard_agent_listen_port": free_port(),
+        },
     )  # fmt: skip
+    context = ray.init(address=head.address, log_to_driver=False, logging_level="error")
     try:
         client = JobSubmissionClient(f"http://{context.dashboard_url}")
         report = tmp_path / "report.json"
@@ -52,6 +64,7 @@ def test_a_submitted_job_trains_with_plain_progress_lines(tmp_path: Path) -> Non
         assert status == JobStatus.SUCCEEDED, logs
     finally:
         ray.shutdown()
+        head.shutdown()
     assert "epoch 2 of 2: test accuracy" in logs
     assert "digest:" in logs
     assert "\x1b[" not in logs  # no terminal, no bar
