@@ -32,7 +32,7 @@ from elastic_dgc.trainer.member import train_member
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["elastic_dgc.trainer.member", "elastic_dgc.models.registry", "torch.utils.tensorboard"])
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Points:

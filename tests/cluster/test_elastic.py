@@ -21,7 +21,7 @@ from elastic_dgc.trainer.elastic import ElasticTrainer
 pytestmark = pytest.mark.ray
 
 DEADLINE_S = 400.0
-LONG: dict[str, Any] = {"epochs": 1500, "evaluate_every": 1500, "checkpoint_every_s": 1.0}
+LONG: dict[str, Any] = {"epochs": 700, "evaluate_every": 700, "checkpoint_every_s": 1.0}
 
 
 def until(what: str, done: Callable[[], bool], thread: threading.Thread) -> None:
