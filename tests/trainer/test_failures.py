@@ -1,0 +1,105 @@
+"""What goes wrong beside a killed worker: a save that fails, samples that are no numbers, a model that diverges."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import groups
+import pytest
+import torch
+from groups import Points, TinyTask, run_group, run_to_end, tiny_job
+from torch import Tensor, nn
+
+from elastic_dgc.data.audit import verify
+from elastic_dgc.keeping import checkpoint
+from elastic_dgc.keeping.storage import open_storage
+
+pytestmark = pytest.mark.processes
+
+_work = groups._work
+
+
+def work_on_a_full_disk(job: Any, rank: int, size: int, pipe: Any) -> None:
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # the system refuses to write more into a file
+    _work(job, rank, size, pipe)
+
+
+def test_a_save_that_fails_is_one_line_for_everyone_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [{"point": "vote", "view": 1, "attempt": 5, "worker": 1}]
+    job = tiny_job(str(tmp_path / "full"), plan)
+    assert run_group(job, 2)[1] == ("died", -9)
+    storage = open_storage(job.run_url)
+    newest = checkpoint.manifests(storage)[0][0]
+    with monkeypatch.context() as patched:
+        patched.setattr(groups, "_work", work_on_a_full_disk)
+        ends = run_group(job, 2)
+    for end in ends:
+        assert end[:2] == ("raised", "StorageError"), ends
+        assert "owned-0000" in end[2]
+        assert "\n" not in end[2]
+    assert checkpoint.manifests(storage)[0][0] == newest
+    outcome, _ = run_to_end(job, [3])
+    undisturbed, _ = run_to_end(tiny_job(str(tmp_path / "undisturbed")), [1])
+    assert outcome["resumed_from_step"] == 5
+    assert outcome["digest"] == undisturbed["digest"]
+
+
+class OneBadPoint(Points):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        values, label = super().__getitem__(index)
+        return (values * float("nan") if index == 7 and self.first == 0 else values), label
+
+
+class WithABadPoint(TinyTask):
+    def train_data(self) -> Points:
+        return OneBadPoint(62)
+
+
+def test_a_sample_that_is_no_number_skips_its_step_on_everyone_and_is_named(tmp_path: Path) -> None:
+    outcomes = []
+    for workers in (1, 3):
+        job = tiny_job(str(tmp_path / str(workers)), task=WithABadPoint(), audit="/unused")
+        outcomes.append(run_to_end(job, [workers])[0])
+        lines = open_storage(job.run_url).read("audit.jsonl").decode().splitlines()
+        result = verify(lines)
+        assert result.ok, result.problems
+        assert len(result.skipped_rows) == 3
+        assert all(7 in rows for rows in result.skipped_rows.values())
+    assert [one["skipped_steps"] for one in outcomes] == [3, 3]
+    assert outcomes[0]["attempts"] == 12
+    assert outcomes[0]["steps"] == 9
+    for name in ("digest", "residual_digest", "evaluations"):
+        assert outcomes[0][name] == outcomes[1][name]
+
+
+class Exploding(TinyTask):
+    """Every loss is infinite once the weights have moved a little."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        moved = model[0].weight.detach().sub(self.model_at_start(model)).abs().max()
+        return super().loss(model, batch) * (float("inf") if moved > 1e-3 else 1.0)
+
+    def model_at_start(self, model: nn.Module) -> Tensor:
+        if not hasattr(model, "start"):
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                model.start = [model[0].weight.detach().clone()]  # a list: no buffer, no parameter
+        return model.start[0]
+
+
+def test_a_run_that_diverges_stops_with_its_diagnosis_and_its_last_checkpoint(tmp_path: Path) -> None:
+    job = tiny_job(str(tmp_path), task=Exploding())
+    ends = run_group(job, 2)
+    for end in ends:
+        assert end[:2] == ("raised", "Diverged"), ends
+        assert "3 attempts in a row were skipped" in end[2]
+        assert "samples of virtual worker 0: rows " in end[2]
+        assert "the last checkpoint of the run is untouched" in end[2]
+    found, problems = checkpoint.manifests(open_storage(job.run_url))
+    assert found
+    assert not problems
