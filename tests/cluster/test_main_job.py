@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,51 +34,45 @@ def run(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads(report.read_text())
 
 
-def test_the_main_job_learns_and_says_what_it_did(tmp_path: Path) -> None:
-    """And SIGKILL on its driver half way, then the same command with another number of workers: the same digest."""
+def start(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+    log = tmp_path / "driver.log"
+    with log.open("w") as output:
+        full = command("--storage", str(tmp_path / "runs"), *arguments)
+        return subprocess.Popen(full, stderr=output, stdout=output, cwd=tmp_path), log
+
+
+def until(what: str, done: Callable[[], bool], driver: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        assert driver.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, f"{what}: not in time\n{log.read_text()}"
+        time.sleep(0.05)
+
+
+def test_the_main_job_as_it_is_and_killed_and_stopped_on_the_way(tmp_path: Path) -> None:
+    """It learns and says what it did; then the same with SIGKILL on the driver, Ctrl-C, and another number of workers
+    each time: the same digests."""
     printed, report = run(tmp_path)
     assert report["test_accuracy"] >= 0.97
-    assert report["workers"] == 2
-    assert report["virtual_workers"] == 4
+    assert (report["workers"], report["virtual_workers"]) == (2, 4)
     assert report["upload_ratio"] > 20
     for shown in ("test accuracy:", "steps:", "bytes sent:", "residual norm:", "checkpoints:", "model file:",
                   "TensorBoard:", "go on:", report["digest"]):  # fmt: skip
         assert shown in printed
 
-    arguments = ("--name", "killed", "--storage", str(tmp_path / "runs"))
-    log = tmp_path / "killed.log"
-    with log.open("w") as output:
-        driver = subprocess.Popen(command(*arguments), stderr=output, stdout=output, cwd=tmp_path)
-    deadline = time.monotonic() + DEADLINE_S
-    checkpoints = tmp_path / "runs" / "killed" / "run-0001" / "checkpoints"
-    while not list(checkpoints.glob("*/manifest.json")):
-        assert driver.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
+    driver, log = start(tmp_path, "--name", "disturbed")
+    checkpoints = tmp_path / "runs" / "disturbed" / "run-0001" / "checkpoints"
+    until("a checkpoint", lambda: bool(list(checkpoints.glob("*/manifest.json"))), driver, log)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    _, resumed = run(tmp_path, "--name", "killed", "--workers", "3")
-    assert resumed["resumed_from_step"] > 0
-    assert resumed["digest"] == report["digest"]
-    assert resumed["residual_digest"] == report["residual_digest"]
-
-
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    short = ("--epochs", "3", "--name", "stopped")
-    _, whole = run(tmp_path, "--epochs", "3", "--name", "whole")
-    log = tmp_path / "stopped.log"
-    with log.open("w") as output:
-        driver = subprocess.Popen(
-            command(*short, "--storage", str(tmp_path / "runs")), stderr=output, stdout=output, cwd=tmp_path
-        )
-    deadline = time.monotonic() + DEADLINE_S
-    while "step " not in log.read_text():
-        assert driver.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+    driver, log = start(tmp_path, "--name", "disturbed", "--workers", "3")
+    until("a step", lambda: "step " in log.read_text(), driver, log)
     driver.send_signal(signal.SIGINT)
     assert driver.wait(DEADLINE_S) == 130, log.read_text()
+    assert "is unfinished in" in log.read_text()
     assert "the same command goes on" in log.read_text()
-    _, resumed = run(tmp_path, *short, "--workers", "1")
-    assert 0 < resumed["resumed_from_step"] < 69
-    assert resumed["digest"] == whole["digest"]
+    _, resumed = run(tmp_path, "--name", "disturbed", "--workers", "1")
+    assert resumed["resumed_from_step"] > 0
+    assert resumed["restarts"] == 2
+    assert resumed["digest"] == report["digest"]
+    assert resumed["residual_digest"] == report["residual_digest"]

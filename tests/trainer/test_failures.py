@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
-from typing import Any
 
 import groups
 import pytest
-import torch
-from groups import Points, TinyTask, run_group, run_to_end, tiny_job
-from torch import Tensor, nn
+from groups import run_group, run_to_end, tiny_job
+from mischief import Exploding, WithABadPoint, work_on_a_full_disk
 
 from elastic_dgc.data.audit import verify
 from elastic_dgc.keeping import checkpoint
 from elastic_dgc.keeping.storage import open_storage
 
 pytestmark = pytest.mark.processes
-
-_work = groups._work
-
-
-def work_on_a_full_disk(job: Any, rank: int, size: int, pipe: Any) -> None:
-    if rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # the system refuses to write more into a file
-    _work(job, rank, size, pipe)
 
 
 def test_a_save_that_fails_is_one_line_for_everyone_and_loses_nothing(
@@ -49,17 +38,6 @@ def test_a_save_that_fails_is_one_line_for_everyone_and_loses_nothing(
     assert outcome["digest"] == undisturbed["digest"]
 
 
-class OneBadPoint(Points):
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        values, label = super().__getitem__(index)
-        return (values * float("nan") if index == 7 and self.first == 0 else values), label
-
-
-class WithABadPoint(TinyTask):
-    def train_data(self) -> Points:
-        return OneBadPoint(62)
-
-
 def test_a_sample_that_is_no_number_skips_its_step_on_everyone_and_is_named(tmp_path: Path) -> None:
     outcomes = []
     for workers in (1, 3):
@@ -75,21 +53,6 @@ def test_a_sample_that_is_no_number_skips_its_step_on_everyone_and_is_named(tmp_
     assert outcomes[0]["steps"] == 9
     for name in ("digest", "residual_digest", "evaluations"):
         assert outcomes[0][name] == outcomes[1][name]
-
-
-class Exploding(TinyTask):
-    """Every loss is infinite once the weights have moved a little."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        moved = model[0].weight.detach().sub(self.model_at_start(model)).abs().max()
-        return super().loss(model, batch) * (float("inf") if moved > 1e-3 else 1.0)
-
-    def model_at_start(self, model: nn.Module) -> Tensor:
-        if not hasattr(model, "start"):
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                model.start = [model[0].weight.detach().clone()]  # a list: no buffer, no parameter
-        return model.start[0]
 
 
 def test_a_run_that_diverges_stops_with_its_diagnosis_and_its_last_checkpoint(tmp_path: Path) -> None:

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
-from typing import Any
 
 import groups
 import pytest
-
-from elastic_dgc.trainer.job import Job
+from mischief import work_apart
 
 pytestmark = pytest.mark.processes
-
-CLONE_NEWNS = 0x00020000
-MS_REC, MS_PRIVATE = 0x4000, 0x40000
-
-
-def hide(path: str) -> None:
-    """Give this process an empty file system of its own at `path`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for call in (
-        lambda: libc.unshare(CLONE_NEWNS),
-        lambda: libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
-        lambda: libc.mount(b"tmpfs", path.encode(), b"tmpfs", 0, None),
-    ):
-        if call() != 0:
-            raise PermissionError(os.strerror(ctypes.get_errno()))
-
-
-def work_apart(job: Job, rank: int, size: int, pipe: Any) -> None:
-    if rank == 1:
-        hide(job.run_url)
-    _work(job, rank, size, pipe)
-
-
-_work = groups._work
 
 
 def test_a_private_storage_is_one_clear_error_on_everyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
