@@ -82,3 +82,12 @@ class Stopped(ElasticDGCError):
     """The run was asked to stop and did, with its state saved."""
 
     exit_code = 130
+
+
+def error_named(name: str) -> type[ElasticDGCError]:
+    """The class of an error that was told of by name, from another process: one of ours that a text alone can make,
+    else the base of all (a user's or Python's own)."""
+    classes = [ElasticDGCError]
+    for one in classes:
+        classes.extend(one.__subclasses__())
+    return next((one for one in classes if one.__name__ == name and one is not PeerLost), ElasticDGCError)

@@ -34,8 +34,11 @@ class CompressionConfig(Config):
                 raise ValueError(f"every density must be above 0 and at most 1, not {density}")
         return value
 
+    def steps_each(self, steps_per_epoch: int) -> int:
+        """Applied steps that each density of the warm-up lasts."""
+        return self.warmup_steps or max(1, round(self.warmup_epochs * steps_per_epoch))
+
     def density_at(self, applied: int, steps_per_epoch: int) -> float:
         """The density of the step that follows `applied` applied steps. Pure; keyed by applied steps, not attempts."""
-        each = self.warmup_steps or max(1, round(self.warmup_epochs * steps_per_epoch))
-        position = applied // each
+        position = applied // self.steps_each(steps_per_epoch)
         return self.warmup[position] if position < len(self.warmup) else self.density

@@ -72,9 +72,7 @@ def explain(settings: StepSettings, layout: Layout) -> list[str]:
 
 def _starts(settings: StepSettings) -> list[int]:
     """The applied steps at which the density changes."""
-    each = settings.compression.warmup_steps or max(
-        1, round(settings.compression.warmup_epochs * settings.steps_per_epoch)
-    )
+    each = settings.compression.steps_each(settings.steps_per_epoch)
     return [each * (i + 1) for i in range(len(settings.compression.warmup))]
 
 

@@ -15,7 +15,7 @@ import ray
 import torch
 
 from elastic_dgc import faults
-from elastic_dgc.errors import ElasticDGCError, RunIsLive, Stopped, TaskFailed, UsageError
+from elastic_dgc.errors import RunIsLive, Stopped, TaskFailed, UsageError, error_named
 from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.keeping.storage_base import Storage
 from elastic_dgc.membership import runs
@@ -27,8 +27,6 @@ from elastic_dgc.trainer.config import RunConfig
 from elastic_dgc.trainer.driving import drive_run
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.progress import Display
-
-STATES = {cls.__name__: cls for cls in ElasticDGCError.__subclasses__()}
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class ElasticTrainer:
 
     def _raise(self, outcome: dict[str, Any]) -> None:
         cause = pickle.loads(outcome["cause"]) if outcome.get("cause") else None
-        error = STATES.get(outcome["error"], ElasticDGCError)(outcome["text"])
+        error = error_named(outcome["error"])(outcome["text"])
         error.exit_code = outcome["exit_code"]
         if isinstance(error, TaskFailed):
             raise error from cause

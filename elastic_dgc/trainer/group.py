@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from elastic_dgc import faults
-from elastic_dgc.errors import Disagreement, ElasticDGCError, PeerLost
+from elastic_dgc.errors import Disagreement, PeerLost, error_named
 from elastic_dgc.exchange.ask import Ask, Kind, Payload, Steps, drive
 from elastic_dgc.exchange.gather import gather_virtual, gather_workers
 from elastic_dgc.exchange.members import Members
@@ -71,7 +71,7 @@ class Group:
             raise error
         for rank, failure in enumerate(told):
             if failure is not None:
-                raise _kind(failure[0])(f"{failure[1]} (on worker {rank}, in {what})")
+                raise error_named(failure[0])(f"{failure[1]} (on worker {rank}, in {what})")
         return value  # type: ignore[return-value]
 
     def agree(self, digests: dict[str, str], what: str) -> None:
@@ -87,12 +87,3 @@ class Group:
     def _sent(self, ask: Ask) -> None:
         if ask.sent_point is not None:
             self.fault(ask.sent_point)
-
-
-def _kind(name: str) -> type[Exception]:
-    """The error class of this name among ours; a user's or Python's own becomes `ElasticDGCError` elsewhere."""
-    classes: list[type[ElasticDGCError]] = [ElasticDGCError]
-    for one in classes:
-        classes.extend(one.__subclasses__())
-    found = (one for one in classes if one.__name__ == name and one is not PeerLost)
-    return next(found, ElasticDGCError)

@@ -3,7 +3,6 @@ training thread; a module-level place, because Ray runs the two in different cal
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -50,10 +49,9 @@ def open_listener(node_ip: str | None = None) -> tuple[str, int, str]:
     return (*here.listener.address, socket.gethostname())
 
 
-def set_mesh(mesh: Mesh) -> int:
-    """Hand the group's mesh to this process. Returns its process id. Run on every worker by the backend."""
+def set_mesh(mesh: Mesh) -> None:
+    """Hand the group's mesh to this process. Run on every worker by the backend."""
     here.mesh = mesh
-    return os.getpid()
 
 
 @dataclass(frozen=True)
