@@ -19,6 +19,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from elastic_dgc.errors import ElasticDGCError
 from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer.backend import MeshConfig
+from elastic_dgc.trainer.controller import AnnounceController, end_fit
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.monitor import News, start_monitor
 from elastic_dgc.trainer.progress import Display
@@ -47,11 +48,16 @@ def drive_run(job: Job, display: Display) -> dict[str, Any]:
             ended["error"] = error
 
     thread = threading.Thread(target=fit, name="ray train", daemon=True)
-    with _signals(monitor, display):
-        thread.start()
-        outcome = _watch(job, monitor, thread, display)
+    patience_s = 0.0  # Ray Train is given time to wind up only where the run has come to an end
+    try:
+        with _signals(monitor, display):
+            thread.start()
+            outcome = _watch(job, monitor, thread, display)
+        patience_s = END_S
+    finally:
+        if not end_fit(monitor, thread, patience_s):
+            display.say("Ray Train does not wind up: its processes end with this one")
     if outcome is not None:
-        thread.join(END_S)
         return outcome
     if "error" in ended:
         raise ElasticDGCError(f"Ray Train ended the run: {_first_line(ended['error'])}") from ended["error"]
@@ -74,6 +80,7 @@ def _trainer(job: Job) -> DataParallelTrainer:
         name=job.driver.replace(" ", "-"),
         storage_path=tempfile.mkdtemp(prefix="elastic_dgc-ray-"),
         failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
+        callbacks=[AnnounceController(job.driver)],
     )
     return DataParallelTrainer(
         train_worker,

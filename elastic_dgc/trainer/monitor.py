@@ -33,6 +33,7 @@ class MonitorState:
         self._outcome: dict[str, Any] | None = None
         self._stop = False
         self._pushes = 0
+        self._controller: Any = None
 
     def push(self, progress: dict[str, Any] | None, events: list[dict[str, Any]]) -> bool:
         """From a worker: news. Returns whether the driver wants the run to stop."""
@@ -54,6 +55,14 @@ class MonitorState:
     def ended(self) -> bool:
         """To a worker that starts: whether the run has ended already."""
         return self._outcome is not None
+
+    def controller_is(self, handle: Any) -> None:
+        """From Ray Train's controller: its own handle."""
+        self._controller = handle
+
+    def controller(self) -> Any:
+        """To the driver: the handle, or None as long as there is no controller."""
+        return self._controller
 
     def stop(self) -> None:
         """From the driver: end at the next boundary, state saved."""

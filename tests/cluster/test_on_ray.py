@@ -4,6 +4,7 @@ a step."""
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,5 @@ def test_a_cluster_that_cannot_place_the_minimum_says_what_is_missing(
     with pytest.raises(ElasticDGCError, match=r"can place 2 of the 4 workers .*2 CPU each; it has 4 CPU on 1 nodes"):
         ElasticTrainer(TinyTask(), config).fit()
     assert "waiting for up to" in capfd.readouterr().err
+    left = [thread.name for thread in threading.enumerate()]
+    assert "ray train" not in left, "a thread that waits in Ray would crash the process when Ray is left (ray#31145)"
