@@ -22,6 +22,7 @@ ALIASES = {
     "optimizer.momentum": "--momentum",
     "optimizer.nesterov": "--nesterov/--no-nesterov",
     "optimizer.weight_decay": "--weight-decay",
+    "compression.preset": "--preset",
     "compression.density": "--density",
     "compression.warmup": "--density-warmup",
     "schedule.kind": "--schedule",

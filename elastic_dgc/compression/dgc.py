@@ -7,21 +7,15 @@ convention also makes the factor of local clipping K**-0.5.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from elastic_dgc.compression.layout import Layout, count
+from elastic_dgc.compression import values as wire
+from elastic_dgc.compression.accumulate import Workspace
+from elastic_dgc.compression.config import Values
+from elastic_dgc.compression.layout import Layout
+from elastic_dgc.compression.message import pack
 from elastic_dgc.compression.select import top_k
-
-
-@dataclass(frozen=True)
-class Momentum:
-    """Momentum correction's constants. `None` in its place means plain error feedback: no u, v' = v + g."""
-
-    factor: float
-    nesterov: bool = False
 
 
 def clip_factor(norm: Tensor | float, clip: float, virtual_workers: int) -> float:
@@ -29,49 +23,51 @@ def clip_factor(norm: Tensor | float, clip: float, virtual_workers: int) -> floa
     return min(1.0, clip * virtual_workers**-0.5 / (float(norm) + 1e-6))
 
 
-def accumulate(
-    gradient: Tensor, u: Tensor | None, v: Tensor, momentum: Momentum | None, into_u: Tensor | None, into_v: Tensor
-) -> None:
-    """Momentum and accumulation, from (u, v) into (into_u, into_v), which must not share memory with them.
-
-    plain: u' = m*u + g, v' = v + u'.  Nesterov: u' = m*(u + g), v' = v + u' + g.  Without momentum: v' = v + g.
-    All are 1-dim of the layout's numel. Only `into_u` and `into_v` are changed.
-    """
-    if momentum is None:
-        torch.add(v, gradient, out=into_v)
-        return
-    assert u is not None
-    assert into_u is not None
-    if momentum.nesterov:
-        torch.add(u, gradient, out=into_u)
-        into_u.mul_(momentum.factor)
-        torch.add(v, into_u, out=into_v)
-        into_v.add_(gradient)
-    else:
-        torch.add(gradient, u, alpha=momentum.factor, out=into_u)
-        torch.add(v, into_u, out=into_v)
-
-
-def select(layout: Layout, v: Tensor, density: float) -> Tensor:
-    """Positions to send of the sparse tensors: each one's own top k, ascending over the index space (int64)."""
+def select(layout: Layout, v: Tensor, density: float, workspace: Workspace | None = None) -> Tensor:
+    """Positions of the largest entries of the sparse tensors: each one's own top k, ascending over the index space
+    (int64). `workspace`: as `accumulate` left it for this v. Zeros are among them only where a tensor has fewer
+    others than k; they are not to be sent."""
     parts = []
     for segment in layout.sparse:
         flat = v[segment.offset : segment.offset + segment.numel]
-        parts.append(top_k(flat, count(segment.numel, density)) + segment.offset)
+        maxima = None if workspace is None else workspace.maxima(segment)
+        parts.append(top_k(flat, segment.count(density), maxima).add_(segment.offset))
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=v.device)
 
 
-def clear(v: Tensor, positions: Tensor, sent: Tensor) -> None:
-    """v[positions] -= sent: what was rounded away for the wire stays. Changes v."""
-    v[positions] -= sent.to(v.dtype)
+def compress(
+    layout: Layout,
+    kind: Values,
+    density: float,
+    u: Tensor | None,
+    v: Tensor,
+    masking: bool,
+    workspace: Workspace | None = None,
+) -> bytes:
+    """Select, encode, clear and mask: one virtual worker's packed message. Changes v (what was rounded away for the
+    wire stays, zeros are not sent) and, with momentum factor masking (section 3.3), u.
 
-
-def mask(u: Tensor | None, positions: Tensor) -> None:
-    """Momentum factor masking: u[positions] = 0 (section 3.3). Changes u."""
-    if u is not None:
-        u[positions] = 0
+    The device is waited for once, when what was selected is copied to the CPU.
+    """
+    device, dense = v.device, layout.dense_numel
+    picked = select(layout, v, density, workspace)
+    everything = torch.cat([layout.dense_positions_on(device), picked])
+    moved = torch.cat([picked.to(torch.int32), v[everything].float().view(torch.int32)]).cpu()
+    positions, values = moved[: picked.numel()].to(torch.int64), moved[picked.numel() :].view(torch.float32)
+    sent = values[dense:] != 0
+    if not bool(sent.all()):
+        positions, values = positions[sent], torch.cat([values[:dense], values[dense:][sent]])
+        everything = torch.cat([layout.dense_positions, positions]).to(device)
+    coded = wire.encode(values, kind)
+    read = coded.decode().to(device, v.dtype)
+    v[everything] -= read
+    if masking and u is not None:
+        # What was rounded to nothing was not sent: it keeps its momentum.
+        entries = everything[dense:]
+        u[entries] = u[entries].masked_fill_(read[dense:] != 0, 0)
+    return pack(layout, kind, coded, positions)
 
 
 def add_message(total: Tensor, positions: Tensor, values: Tensor) -> None:
     """total[positions] += values, for unique positions, without atomics: the result has one order on every device."""
-    total[positions] = total[positions] + values.to(total.dtype)
+    total[positions] = total[positions] + values

@@ -13,13 +13,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Segment:
-    """One parameter's place in the index space: positions offset to offset + numel."""
+    """One parameter's place in the index space: positions offset to offset + numel.
+
+    `sparse`: so many of its entries are sent as `count` says; otherwise it travels whole. `least_density` and
+    `least_count` bound that from below: small tensors have a density of their own, and a floor.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int
     numel: int
     sparse: bool
+    least_density: float = 0.0
+    least_count: int = 1
+
+    def count(self, density: float) -> int:
+        """k = max(1, round(density * numel)), how many entries are sent; more for a small tensor with a floor."""
+        wanted = round(max(density, self.least_density) * self.numel)
+        return min(self.numel, max(self.least_count, wanted))
 
     def of(self, flat: Tensor) -> Tensor:
         """The parameter's part of a flat vector, as a view of the parameter's shape."""
@@ -31,20 +42,28 @@ class Layout:
     """Where each parameter lies in the index space, and which of them are sent sparsely.
 
     State is keyed by parameter *name*, never by bucket (DDP rebuilds buckets: pytorch#48670, #49418). Tensors with
-    fewer than two dimensions and those below `min_numel` are dense: they travel whole, inside the message.
+    fewer than two dimensions and those below `min_numel` are small: they travel whole, inside the message, or at a
+    density of their own.
     """
 
     segments: tuple[Segment, ...]
 
     @staticmethod
-    def of(named: Iterable[tuple[str, Tensor]], min_numel: int) -> Layout:
-        """The layout of named parameters, whatever order they come in. Empty tensors are left out."""
+    def of(
+        named: Iterable[tuple[str, Tensor]], min_numel: int, small_density: float = 1.0, small_floor: int = 16
+    ) -> Layout:
+        """The layout of named parameters, whatever order they come in. Empty tensors are left out.
+
+        With a `small_density` below 1 small tensors are sparse too: at that density or the schedule's, whichever is
+        more, and at least `small_floor` entries each.
+        """
         segments, offset = [], 0
         for name, tensor in sorted(named, key=lambda item: item[0]):
             numel = tensor.numel()
             if numel:
-                sparse = tensor.dim() >= 2 and numel >= min_numel
-                segments.append(Segment(name, tuple(tensor.shape), offset, numel, sparse))
+                large = tensor.dim() >= 2 and numel >= min_numel
+                least = (0.0, 1) if large else (small_density, small_floor)
+                segments.append(Segment(name, tuple(tensor.shape), offset, numel, large or small_density < 1, *least))
                 offset += numel
         return Layout(tuple(segments))
 
@@ -62,29 +81,34 @@ class Layout:
         parts = [torch.arange(s.offset, s.offset + s.numel) for s in self.segments if not s.sparse]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
+    def dense_positions_on(self, device: torch.device) -> Tensor:
+        """The same on a device; copied there once."""
+        if device not in self._copies:
+            self._copies[device] = self.dense_positions.to(device)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def is_dense(self, positions: Tensor) -> Tensor:
+        """bool[n], on the CPU: which of these positions are elements of dense tensors."""
+        return torch.isin(positions, self.dense_positions, assume_unique=True)
+
     @cached_property
     def dense_numel(self) -> int:
         return sum(segment.numel for segment in self.segments if not segment.sparse)
 
     def entries(self, density: float) -> int:
         """The most entries a sparse message holds: the sum of every tensor's k."""
-        return sum(count(segment.numel, density) for segment in self.sparse)
+        return sum(segment.count(density) for segment in self.sparse)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Every parameter's part of a flat vector, by name."""
         return {segment.name: segment.of(flat) for segment in self.segments}
 
-    def name_at(self, position: int) -> str:
-        """The name of the parameter that a position belongs to."""
-        return next(s.name for s in self.segments if s.offset <= position < s.offset + s.numel)
-
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that are equal where names, shapes and classes are."""
-        text = repr([(s.name, s.shape, s.sparse) for s in self.segments])
+        text = repr([(s.name, s.shape, s.sparse, s.least_density, s.least_count) for s in self.segments])
         return hashlib.sha256(text.encode()).digest()
-
-
-def count(numel: int, density: float) -> int:
-    """k = max(1, round(density * numel)): how many entries of a tensor are sent."""
-    return max(1, round(density * numel))

@@ -13,14 +13,15 @@ from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import UsageError
 from elastic_dgc.precision.finite import all_finite, first_non_finite, joint_norm
 from elastic_dgc.step.config import OptimizerConfig, make_torch_optimizer
+from elastic_dgc.step.total import Total
 
 
 class Applier(ABC):
     """Applies the sum of all messages to the parameters, the same on every worker."""
 
     @abstractmethod
-    def apply(self, total: Tensor, lr: float) -> str | None:
-        """Write the step for a sum [numel] and return None; or, if it would make a parameter or a state value
+    def apply(self, total: Total, lr: float) -> str | None:
+        """Write the step for a sum and return None; or, if it would make a parameter or a state value
         non-finite, leave everything bitwise as it was and return which ('name (3 of 64 values not finite)')."""
 
     @abstractmethod
@@ -37,17 +38,26 @@ class PlainSGD(Applier):
 
     def __init__(self, layout: Layout, weights: Tensor) -> None:
         self._layout, self._weights = layout, weights
-        self._proposed = torch.empty_like(weights)
 
     @torch.no_grad()
-    def apply(self, total: Tensor, lr: float) -> str | None:
-        torch.sub(self._weights, total, alpha=lr, out=self._proposed)
+    def apply(self, total: Total, lr: float) -> str | None:
+        at = total.touched
+        if at is None:
+            proposed = torch.sub(self._weights, total.flat, alpha=lr)
+        else:  # a position that two messages touch is written twice, with the same value
+            proposed = torch.sub(self._weights[at], total.flat[at], alpha=lr)
         # One pass tells; only a norm that is not finite, which large finite weights may have too, is worth a second.
-        if not torch.isfinite(joint_norm(self._proposed)):
-            bad = first_non_finite(self._layout.views(self._proposed))
+        if proposed.numel() and not torch.isfinite(joint_norm(proposed)):
+            whole = proposed if at is None else self._weights.clone()
+            if at is not None:
+                whole[at] = proposed
+            bad = first_non_finite(self._layout.views(whole))
             if bad is not None:
                 return bad
-        self._weights.copy_(self._proposed)
+        if at is None:
+            self._weights.copy_(proposed)
+        else:
+            self._weights[at] = proposed
         return None
 
     def state(self) -> dict[str, Tensor]:
@@ -67,8 +77,8 @@ class TorchOptimizer(Applier):
         self._optimizer = make_torch_optimizer(config, list(self._parameters.values()))
 
     @torch.no_grad()
-    def apply(self, total: Tensor, lr: float) -> str | None:
-        gradients = self._layout.views(total)
+    def apply(self, total: Total, lr: float) -> str | None:
+        gradients = self._layout.views(total.flat)
         weights = {name: p.clone() for name, p in self._parameters.items()}
         before = {name: value.clone() for name, value in self.state().items()}
         for name, parameter in self._parameters.items():

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from elastic_dgc.compression.dgc import accumulate, clip_factor
+from elastic_dgc.compression.accumulate import Rule, accumulate
+from elastic_dgc.compression.dgc import clip_factor, compress
 from elastic_dgc.errors import Diverged, TaskFailed
 from elastic_dgc.exchange.ask import Kind, Steps
 from elastic_dgc.exchange.gather import gather_virtual
 from elastic_dgc.exchange.members import Members
-from elastic_dgc.precision.finite import joint_norm
 from elastic_dgc.step.compute import BatchesOf, compute
 from elastic_dgc.step.plan import Plan, plan
 from elastic_dgc.step.replica import LossFunction, Replica
 from elastic_dgc.step.row import Request, Row
 from elastic_dgc.step.settings import FaultHook
-from elastic_dgc.step.sums import compress, dense_sum, sparse_sum
+from elastic_dgc.step.sums import dense_sum, sparse_sum
 from elastic_dgc.step.vote import Decision, Verdict, decide
 
 
@@ -79,7 +80,8 @@ def attempt(
     packed_rows = yield from gather_virtual(
         members, Kind.ROW, number, rows, phase="vote", deadline_s=settings.deadline_s, sent_point="vote"
     )
-    decision = decide([Row.unpack(row) for row in packed_rows])
+    all_rows = [Row.unpack(row) for row in packed_rows]
+    decision = decide(all_rows)
     clock.lap("vote")
 
     def outcome(committed: bool, reasons: tuple[str, ...], upload_bytes: int = 0) -> Outcome:
@@ -90,24 +92,20 @@ def attempt(
     if decision.verdict is Verdict.SKIP:
         return outcome(False, _skip(replica, decision.reasons, decision.bad))
 
-    _accumulate(replica, decision.count)
+    packed = _compress(replica, planned, decision.count, all_rows)
+    clock.lap("compress")
     if planned.whole:
-        clock.lap("compress")
-        total, upload = yield from dense_sum(
-            members, replica.layout, planned, number, replica.owned, settings.deadline_s
+        upload = yield from dense_sum(
+            members, replica.layout, planned, number, replica.owned, settings.deadline_s, replica.total
         )
-        total = total.to(replica.device)
     else:
-        masking = settings.compression.masking
-        packed = {k: compress(replica.layout, planned, one, masking) for k, one in sorted(replica.owned.items())}
-        clock.lap("compress")
-        total, upload = yield from sparse_sum(
-            members, replica.layout, planned, number, packed, settings.deadline_s, replica.device,
+        upload = yield from sparse_sum(
+            members, replica.layout, planned, number, packed, settings.deadline_s, replica.total,
             settings.require_compression,
         )  # fmt: skip
     clock.lap("exchange")
     fault("apply", number)
-    overflow = replica.applier.apply(total, lr)
+    overflow = replica.applier.apply(replica.total, lr)
     if overflow is not None:
         return outcome(False, _skip(replica, (f"the update with learning rate {lr:g} makes {overflow}",)))
     for one in replica.owned.values():
@@ -124,22 +122,33 @@ def attempt(
 
 
 @torch.no_grad()
-def _accumulate(replica: Replica, global_count: int) -> None:
-    """Scale, clip, weight decay, momentum: every hosted virtual worker's other copies become u' and v'."""
-    settings = replica.settings
-    for k, one in replica.owned.items():
-        gradient = replica.gradients[k]
-        gradient.mul_(settings.share / global_count / replica.counters.loss_scale)
+def _compress(replica: Replica, plan: Plan, global_count: int, rows: Sequence[Row]) -> dict[int, bytes]:
+    """Scale, clip, weight decay, momentum: every hosted virtual worker's other copies become u' and v'. Where the plan
+    is sparse, what is to be sent is taken out of them: returns the packed messages."""
+    settings, layout = replica.settings, replica.layout
+    scale = settings.share / global_count / replica.counters.loss_scale
+    decay = settings.local_decay / settings.virtual_workers
+    weights = replica.weights_for_decay() if decay else replica.weights
+    packed = {}
+    for k, one in sorted(replica.owned.items()):
+        factor = scale
         if settings.compression.clip is not None:
-            gradient.mul_(clip_factor(joint_norm(gradient), settings.compression.clip, settings.virtual_workers))
-        decay = settings.local_decay / settings.virtual_workers
-        if decay and settings.optimizer.decay_vectors:
-            gradient.add_(replica.weights, alpha=decay)
-        elif decay:
-            for segment in replica.layout.segments:
-                if len(segment.shape) >= 2:
-                    segment.of(gradient).add_(segment.of(replica.weights), alpha=decay)
-        accumulate(gradient, one.u, one.v, settings.momentum, one.other_u, one.other_v)
+            norm = rows[k].gradient_norm * scale
+            factor *= clip_factor(norm, settings.compression.clip, settings.virtual_workers)
+        rules = {
+            vector: Rule(factor, 0.0 if vector and not settings.optimizer.decay_vectors else decay, settings.momentum)
+            for vector in (False, True)
+        }
+        accumulate(
+            layout, [rules[len(segment.shape) < 2] for segment in layout.segments], plan.density, one.other_v, weights,
+            one.u, one.v, one.other_u, one.other_v, replica.workspace,
+        )  # fmt: skip
+        if not plan.whole:
+            packed[k] = compress(
+                layout, plan.values, plan.density, one.other_u, one.other_v, settings.compression.masking,
+                replica.workspace,
+            )  # fmt: skip
+    return packed
 
 
 def _skip(replica: Replica, reasons: tuple[str, ...], bad: tuple[int, ...] = ()) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ BatchesOf = Callable[[int], Sequence[MicroBatch]]
 def compute(
     replica: Replica, virtual_worker: int, batches: BatchesOf, loss: LossFunction, requests: Request
 ) -> tuple[Row, Exception | None]:
-    """The gradient of this virtual worker's share into `replica.gradients`, its buffers into the other copies.
+    """The gradient of this virtual worker's share into its other v, its buffers into the other copies.
 
     The gradient is the mean over a full share (`settings.share`), times the loss scale; the division by the global
     number of samples comes after the vote, which counts them. Whatever the user's code raises, in reading data too,
@@ -47,7 +47,7 @@ def compute(
     error: Exception | None = None
     text, health = "", Health.GOOD
     total, count, samples = torch.zeros((), device=replica.device), 0, 0
-    gradient = replica.attach(virtual_worker)
+    replica.attach(virtual_worker)
     try:
         if not replica.model.training:
             replica.model.train()
@@ -60,15 +60,15 @@ def compute(
                 total += mean.detach() * taken
                 count += taken
                 samples += batch.count
-        replica.collect_strays(virtual_worker)
         with torch.no_grad():
             for name, buffer in replica.model.named_buffers():
                 owned.other_buffers[name].copy_(buffer)
     except Exception as raised:  # noqa: BLE001 - the user's own code may raise anything; it becomes a row
         error, health = raised, Health.ERROR
         text = describe(raised, virtual_worker, counters.attempt)
-    norms = [joint_norm(gradient), joint_norm(owned.v)]
-    norms.append(joint_norm(owned.u) if owned.u is not None else torch.zeros((), device=replica.device))
+    gradient = replica.collect(virtual_worker)
+    norms = [joint_norm(gradient).to(replica.device), joint_norm(owned.v).to(replica.device)]
+    norms.append((joint_norm(owned.u) if owned.u is not None else torch.zeros(())).to(replica.device))
     loss_sum, gradient_norm, v_norm, u_norm = torch.stack([total, *norms]).tolist()
     if health is Health.GOOD:
         text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
@@ -98,7 +98,7 @@ def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_n
         return ""
     buffers = first_non_finite(replica.owned[virtual_worker].other_buffers)
     place = f"virtual worker {virtual_worker}"
-    found = first_non_finite(replica.layout.views(replica.gradients[virtual_worker]))
+    found = first_non_finite(replica.owned[virtual_worker].other_v_views)
     if found is not None:
         loss = "" if finite[0] else f", loss {loss_sum}"
         return f"{place}: gradient of {found}{loss}"

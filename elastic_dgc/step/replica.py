@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elastic_dgc.compression.accumulate import Workspace
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import UsageError
 from elastic_dgc.precision.digest import digests
 from elastic_dgc.step.apply import make_applier
 from elastic_dgc.step.settings import StepSettings
 from elastic_dgc.step.state import Counters, Exported, OwnedState, copy_all
+from elastic_dgc.step.total import Total
 
 LossFunction = Callable[[nn.Module, Any], "Tensor | tuple[Tensor, int]"]
 
@@ -22,14 +24,23 @@ class Replica:
     """What a worker holds between attempts. `hosted` names the virtual workers whose owned state lives here.
 
     The model's parameters are fp32; those with `requires_grad` are trained and make up the layout: they are made views
-    of one flat vector, `weights`. Their `.grad`s are views of one flat vector per hosted virtual worker. So nothing is
-    copied between backward and compression, and an update is a few passes over whole vectors.
+    of one flat vector, `weights`. Their `.grad`s are views of the hosted virtual worker's other v, so that nothing is
+    copied between backward and compression. `total` is where the sum of an attempt is added up.
+
+    `residual_device` is where u and v live, by default where the model is. Elsewhere (a GPU that is short of memory)
+    there is one gradient beside the model, copied over after each backward pass, and compression runs there.
     """
 
     def __init__(
-        self, model: nn.Module, settings: StepSettings, hosted: Iterable[int], device: torch.device | str = "cpu"
+        self,
+        model: nn.Module,
+        settings: StepSettings,
+        hosted: Iterable[int],
+        device: torch.device | str = "cpu",
+        residual_device: torch.device | str | None = None,
     ) -> None:
         self.device = torch.device(device)
+        self.residual_device = torch.device(residual_device if residual_device is not None else device)
         self.model = model.to(self.device)
         self.settings = settings
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -39,16 +50,19 @@ class Replica:
         self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad and p.numel()}
         if not self.trained:
             raise UsageError("the model has no parameter to train: all are frozen, or there are none")
-        self.layout = Layout.of(self.trained.items(), settings.compression.min_numel)
+        shape = settings.compression
+        self.layout = Layout.of(self.trained.items(), shape.min_numel, shape.small_density, shape.small_floor)
         self.weights = torch.empty(self.layout.numel, device=self.device)
         for name, view in self.layout.views(self.weights).items():
             view.copy_(self.trained[name].detach())
             self.trained[name].data = view
+        self.total = Total(self.layout.numel, self.device)
+        self.workspace = Workspace(self.residual_device)
+        staged = residual_device is not None and self.residual_device != self.device
+        self._staging = self.layout.views(torch.zeros_like(self.weights)) if staged else None
         self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
         self.counters = Counters()
         self.owned: dict[int, OwnedState] = {}
-        self.gradients: dict[int, Tensor] = {}
-        self._views: dict[int, dict[str, Tensor]] = {}
         for k in hosted:
             self.host(k)
 
@@ -56,25 +70,37 @@ class Replica:
         """Make room for a virtual worker: u and v zero, buffers as the model has them now."""
         buffers = dict(self.model.named_buffers())
         momentum = self.settings.momentum is not None
-        self.owned[virtual_worker] = OwnedState(virtual_worker, self.layout, buffers, momentum, self.device)
-        flat = torch.zeros(self.layout.numel, device=self.device)
-        self.gradients[virtual_worker] = flat
-        self._views[virtual_worker] = self.layout.views(flat)
-        return self.owned[virtual_worker]
+        one = OwnedState(virtual_worker, self.layout, buffers, momentum, self.residual_device)
+        self.owned[virtual_worker] = one
+        return one
 
-    def attach(self, virtual_worker: int) -> Tensor:
-        """Zero a virtual worker's gradient and let backward write into it. Returns the flat gradient."""
-        flat = self.gradients[virtual_worker].zero_()
-        for name, parameter in self.trained.items():
-            parameter.grad = self._views[virtual_worker][name]
-        return flat
+    def gradients(self, virtual_worker: int) -> dict[str, Tensor]:
+        """Where backward writes the gradient of this virtual worker, by parameter."""
+        return self._staging if self._staging is not None else self.owned[virtual_worker].other_v_views
 
-    def collect_strays(self, virtual_worker: int) -> None:
-        """Gradients that were replaced during backward (a model that sets `.grad`) are put where they belong."""
+    def attach(self, virtual_worker: int) -> None:
+        """Zero a virtual worker's gradient and let backward write into it. What was in its other v is gone."""
+        views = self.gradients(virtual_worker)
         for name, parameter in self.trained.items():
-            view = self._views[virtual_worker][name]
-            if parameter.grad is not view and parameter.grad is not None:
-                view.copy_(parameter.grad)
+            parameter.grad = views[name].zero_()
+
+    def collect(self, virtual_worker: int) -> Tensor:
+        """After backward: the flat gradient, in the other v. Gradients that were replaced during backward (a model that
+        sets `.grad`) are put where they belong."""
+        views = self.gradients(virtual_worker)
+        for name, parameter in self.trained.items():
+            if parameter.grad is not views[name] and parameter.grad is not None:
+                views[name].copy_(parameter.grad)
+            parameter.grad = None
+        other = self.owned[virtual_worker].other_v
+        if self._staging is not None:
+            for name, view in self.owned[virtual_worker].other_v_views.items():
+                view.copy_(views[name])
+        return other
+
+    def weights_for_decay(self) -> Tensor:
+        """The weights where u and v are; what weight decay reads."""
+        return self.weights.to(self.residual_device)
 
     def use_buffers(self, buffers: dict[str, Tensor]) -> None:
         """Copy these buffers into the model."""

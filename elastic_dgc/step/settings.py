@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastic_dgc.compression.accumulate import Momentum
 from elastic_dgc.compression.config import CompressionConfig, Exchange
-from elastic_dgc.compression.dgc import Momentum
 from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
 
 

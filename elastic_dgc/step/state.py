@@ -47,12 +47,14 @@ class OwnedState:
     """What belongs to one virtual worker: u, v (fp32, unscaled, flat in the layout's order) and forward's buffers.
 
     Each exists twice: an attempt writes the *other* copy, and `flip` makes it the current one. Until then nothing has
-    changed, so an attempt that is given up needs no undo.
+    changed, so an attempt that is given up needs no undo. With momentum that is 4 fp32 values for each parameter, and
+    there is no fifth for the gradient: it is written into the other v, where the accumulation reads it block by block.
     """
 
     def __init__(
         self, virtual_worker: int, layout: Layout, buffers: Mapping[str, Tensor], momentum: bool, device: torch.device
     ) -> None:
+        """`device` is where u and v live; the buffers stay where they are."""
         self.virtual_worker = virtual_worker
         self._layout = layout
 
@@ -61,6 +63,7 @@ class OwnedState:
 
         self._u = pair() if momentum else None
         self._v = pair()
+        self._views = tuple(layout.views(one) for one in self._v)
         self._buffers = tuple({n: b.detach().clone() for n, b in buffers.items()} for _ in range(2))
         self._now = 0
 
@@ -83,6 +86,11 @@ class OwnedState:
     @property
     def other_v(self) -> Tensor:
         return self._v[1 - self._now]
+
+    @property
+    def other_v_views(self) -> dict[str, Tensor]:
+        """`other_v` by parameter: what backward writes into."""
+        return self._views[1 - self._now]
 
     @property
     def other_buffers(self) -> dict[str, Tensor]:

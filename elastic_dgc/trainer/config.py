@@ -29,6 +29,9 @@ class RunConfig(Config):
     compression: CompressionConfig = Field(default_factory=CompressionConfig, description="(fixed)")
     require_compression: bool = Field(False, description="stop when more is packed than density and format promise")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="(fixed) where the model computes")
+    residual_device: Literal["auto", "cpu"] = Field(
+        "auto", description="(fixed) where u and v live: with the model, or in the CPU's memory for GPUs short of it"
+    )
     threads: int = Field(1, ge=1, description="(fixed) torch threads per worker; other counts round differently")
     cpus_per_worker: float = Field(1.0, ge=0, description="what Ray reserves for each worker")
     gpus_per_worker: float = Field(1.0, gt=0, description="with device cuda; fractions share a GPU")

@@ -76,11 +76,12 @@ def _trainer(job: Job) -> DataParallelTrainer:
         resources_per_worker=cluster.resources_per_worker(config, job.device),
         elastic_resize_monitor_interval_s=config.resize_every_s,
     )
+    announce: list[Any] = [AnnounceController(job.driver)]
     run_config: Any = RunConfig(
         name=job.driver.replace(" ", "-"),
         storage_path=tempfile.mkdtemp(prefix="elastic_dgc-ray-"),
         failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
-        callbacks=[AnnounceController(job.driver)],
+        callbacks=announce,
     )
     return DataParallelTrainer(
         train_worker,

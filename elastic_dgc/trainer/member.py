@@ -163,7 +163,8 @@ def _build(job: Job, group: Group) -> tuple[Source, Source | None, Replica, Orde
     for name, parameter in model.named_parameters():
         if task.frozen(name):
             parameter.requires_grad_(False)
-    return source, test, Replica(model, settings, group.members.hosted, job.device), order
+    beside = None if config.residual_device == "auto" else config.residual_device
+    return source, test, Replica(model, settings, group.members.hosted, job.device, beside), order
 
 
 def _check(job: Job, group: Group, replica: Replica, storage: Storage) -> None:

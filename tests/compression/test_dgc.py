@@ -2,45 +2,94 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from elastic_dgc.compression import dgc
+from elastic_dgc.compression.accumulate import Momentum, Rule, Workspace, accumulate
 from elastic_dgc.compression.layout import Layout
+from elastic_dgc.compression.message import unpack
+
+module = importlib.import_module("elastic_dgc.compression.accumulate")
 
 LAYOUT = Layout.of({"w": torch.zeros(30, 20), "b": torch.zeros(9), "z": torch.zeros(4, 25)}.items(), 10)
 
 
+def step(rule: Rule, density: float, g: Tensor, w: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Workspace]:
+    new_u, new_v, workspace = torch.empty_like(u), torch.empty_like(v), Workspace()
+    accumulate(LAYOUT, [rule] * len(LAYOUT.segments), density, g, w, u, v, new_u, new_v, workspace)
+    return new_u, new_v, workspace
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("masking", [False, True])
-def test_per_coordinate_what_was_accumulated_is_sent_or_still_there(nesterov: bool, masking: bool) -> None:
-    """R4 in fp64 through 300 random steps: v = sum of what entered v - sum of what was sent."""
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_per_coordinate_what_was_accumulated_is_sent_or_still_there(nesterov: bool, masking: bool, kind: Any) -> None:
+    """R4 in fp64 through 200 random steps: v = sum of what entered v - sum of what was sent."""
     generator = torch.Generator().manual_seed(0)
-    momentum = dgc.Momentum(0.9, nesterov)
+    rule = Rule(1.0, 0.0, Momentum(0.9, nesterov))
     u, v = torch.zeros(LAYOUT.numel, dtype=torch.float64), torch.zeros(LAYOUT.numel, dtype=torch.float64)
     entered, sent = torch.zeros_like(v), torch.zeros_like(v)
-    for _ in range(300):
+    for _ in range(200):
         g = torch.randn(LAYOUT.numel, generator=generator, dtype=torch.float64)
-        new_u, new_v = torch.empty_like(u), torch.empty_like(v)
-        dgc.accumulate(g, u, v, momentum, new_u, new_v)
-        entered += new_u + (g if nesterov else 0)
-        positions = dgc.select(LAYOUT, new_v, 0.05)
-        values = new_v[positions].to(torch.bfloat16)
-        dgc.clear(new_v, positions, values)
-        dgc.add_message(sent, positions, values)
-        if masking:
-            dgc.mask(new_u, positions)
-            assert (new_u[positions] == 0).all()
-        u, v = new_u, new_v
+        u, new_v, workspace = step(rule, 0.05, g, g, u, v)
+        entered += u + (g if nesterov else 0)
+        torch.testing.assert_close(new_v - v, u + (g if nesterov else 0))
+        v = new_v
+        said = unpack(LAYOUT, dgc.compress(LAYOUT, kind, 0.05, u, v, masking, workspace))
+        dgc.add_message(sent, said.positions, said.values.double())
+        entries = said.positions[LAYOUT.dense_numel :]
+        unsent = said.values[LAYOUT.dense_numel :] == 0
+        assert bool((u[entries][~unsent] == 0).all()) == masking
     assert sent.abs().sum() > 0
-    torch.testing.assert_close(sent + v, entered, rtol=0, atol=1e-11)
+    torch.testing.assert_close(sent + v, entered, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("nesterov", [False, True, None])
+@pytest.mark.parametrize("alias", [False, True])
+def test_blocks_give_the_bits_of_whole_tensors(
+    nesterov: bool | None, alias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of 64, into other buffers and with the gradient in the memory of the new v."""
+    monkeypatch.setattr(module, "BLOCK", 64)
+    generator = torch.Generator().manual_seed(2)
+    g, w, u, v = torch.randn(4, LAYOUT.numel, generator=generator)
+    momentum = None if nesterov is None else Momentum(0.9, nesterov)
+    plain, decayed = Rule(0.3, 0.0, momentum), Rule(0.3, 0.01, momentum)
+    rules = [decayed if segment.name == "w" else plain for segment in LAYOUT.segments]
+    scaled = g * 0.3
+    for segment in LAYOUT.segments:
+        if segment.name == "w":
+            segment.of(scaled).add_(segment.of(w), alpha=0.01)
+    expected_u = u.clone()
+    if nesterov is None:
+        expected_v = scaled + v
+    elif nesterov:
+        expected_u = (u + scaled) * 0.9
+        expected_v = v + expected_u + scaled
+    else:
+        expected_u = torch.add(scaled, u, alpha=0.9)
+        expected_v = v + expected_u
+    new_u, new_v = torch.empty_like(u), g.clone() if alias else torch.empty_like(v)
+    before = u.clone(), v.clone(), w.clone()
+    workspace = Workspace()
+    us = (None, None) if nesterov is None else (u, new_u)
+    accumulate(LAYOUT, rules, 0.001, new_v if alias else g, w, us[0], v, us[1], new_v, workspace)
+    assert torch.equal(new_v, expected_v)
+    assert nesterov is None or torch.equal(new_u, expected_u)
+    assert all(torch.equal(one, other) for one, other in zip(before, (u, v, w), strict=True))
+    assert torch.equal(dgc.select(LAYOUT, new_v, 0.001, workspace), dgc.select(LAYOUT, new_v, 0.001))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_density_one_without_masking_is_torch_sgd(nesterov: bool) -> None:
     """Everything sent, nothing masked, 4 virtual workers: the trajectory of torch's SGD on the mean gradient (fp64)."""
     generator = torch.Generator().manual_seed(1)
-    n, k, decay, lr = 40, 4, 0.01, 0.1
+    n, k, decay, lr = LAYOUT.numel, 4, 0.01, 0.1
     weight = torch.randn(n, dtype=torch.float64, generator=generator)
     reference = weight.clone().requires_grad_()
     sgd = torch.optim.SGD([reference], lr=lr, momentum=0.9, nesterov=nesterov, weight_decay=decay)
@@ -51,23 +100,42 @@ def test_density_one_without_masking_is_torch_sgd(nesterov: bool) -> None:
         sgd.step()
         total = torch.zeros(n, dtype=torch.float64)
         for i in range(k):
-            u, v = torch.empty_like(us[i]), torch.empty_like(us[i])
-            local = gradients[i] / k + decay * weight / k
-            dgc.accumulate(local, us[i], torch.zeros_like(v), dgc.Momentum(0.9, nesterov), u, v)
-            total, us[i] = total + v, u
+            rule = Rule(1 / k, decay / k, Momentum(0.9, nesterov))
+            us[i], v, _ = step(rule, 1.0, gradients[i], weight, us[i], torch.zeros(n, dtype=torch.float64))
+            total += v
         weight = weight - lr * total
     torch.testing.assert_close(weight, reference.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_all_zero_gradients_select_nothing() -> None:
-    assert dgc.select(LAYOUT, torch.zeros(LAYOUT.numel), 0.1).numel() == 0
+def test_zeros_are_not_sent_and_keep_their_momentum() -> None:
+    v, u = torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel)
+    v[LAYOUT.segments[1].offset] = 3.0  # one entry of 'w'
+    said = unpack(LAYOUT, dgc.compress(LAYOUT, "fp32", 0.1, u, v, masking=True))
+    assert said.positions.tolist() == [*range(9), 9]
+    assert (v == 0).all()
+    assert u.sum() == LAYOUT.numel - 1
 
 
-def test_every_sparse_tensor_sends_at_least_one_entry_and_at_most_its_k() -> None:
-    positions = dgc.select(LAYOUT, torch.randn(LAYOUT.numel), 0.001)
-    assert [LAYOUT.name_at(int(p)) for p in positions] == ["w", "z"]
+def test_every_tensor_sends_its_k_and_small_ones_have_their_own() -> None:
+    v = torch.randn(LAYOUT.numel)
+    names = {segment.name: segment for segment in LAYOUT.segments}
+    positions = dgc.select(LAYOUT, v, 0.001)
+    assert [names[n].offset <= int(p) < names[n].offset + names[n].numel for n, p in zip("wz", positions, strict=True)]
     assert LAYOUT.entries(0.1) == 60 + 10
     assert LAYOUT.dense_numel == 9
+    own = Layout.of({"w": torch.zeros(30, 20), "b": torch.zeros(9), "z": torch.zeros(4, 25)}.items(), 10, 0.5, 6)
+    assert [segment.count(0.001) for segment in own.segments] == [6, 1, 1]
+    assert [segment.count(0.9) for segment in own.segments] == [8, 540, 90]
+    assert own.dense_numel == 0
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01])
+def test_scratch_is_a_twentieth_of_a_vector_at_most(density: float) -> None:
+    """At the densities of the paper's last stages, on the tensors of a network of many millions."""
+    layout = Layout.of({f"w{i}": torch.empty(512, 512, 3, 3, device="meta") for i in range(4)}.items(), 256)
+    zeros, workspace = torch.zeros(layout.numel), Workspace()
+    accumulate(layout, [Rule(1.0, 0.0, None)] * 4, density, zeros, zeros, None, zeros, None, zeros, workspace)
+    assert workspace.bytes <= 0.05 * 4 * 4 * layout.numel
 
 
 def test_the_clip_factor_is_for_gradients_that_already_contain_one_over_k() -> None:

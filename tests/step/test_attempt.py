@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
+from functools import partialmethod
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,10 @@ from elastic_dgc.exchange.memory import Loss, Network
 from elastic_dgc.step.apply import make_applier
 from elastic_dgc.step.compute import MicroBatch
 from elastic_dgc.step.config import OptimizerConfig
+from elastic_dgc.step.replica import Replica
+from elastic_dgc.step.total import Total
+
+attempt_module = importlib.import_module("elastic_dgc.step.attempt")
 
 EXCHANGES = ["dgc", "dense", "dense-bf16"]
 OPTIMIZERS = {
@@ -44,7 +51,7 @@ def test_values_of_16_bits_on_the_wire_keep_the_promise() -> None:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str) -> None:
+def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """R4: with plain error feedback and lr 1, weights + sum(v) move by the sum of the gradients alone."""
     using = settings(exchange=exchange, optimizer=OptimizerConfig(lr=1.0, momentum=0.0), max_skips=99)
     using = replace(using, schedule=using.schedule.with_values(kind="constant"))
@@ -54,13 +61,31 @@ def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str) -> Non
     def weights() -> torch.Tensor:
         return torch.cat([p.detach().double().flatten() for _, p in sorted(replica.trained.items())])
 
+    gradients: list[torch.Tensor] = []
+
+    def seen(of: Replica, *rest: Any) -> dict[int, bytes]:
+        gradients.extend(one.other_v.double() / 4 for one in of.owned.values())  # 4 full shares in a step
+        return compress(of, *rest)
+
+    compress = attempt_module._compress
+    monkeypatch.setattr(attempt_module, "_compress", seen)
     for _ in range(6):
         before = weights() - group.pending()
+        gradients.clear()
         group.step()
-        gradients = [g.double() for r in group.replicas for g in r.gradients.values()]
         torch.testing.assert_close(
             before - torch.stack(gradients).sum(0), weights() - group.pending(), atol=1e-5, rtol=0
         )
+
+
+def test_residuals_beside_the_model_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of `residual_device`, here with two names of the one device there is."""
+    using = settings(compression=CompressionConfig(density=0.05, warmup=(), min_numel=20, clip=0.5))
+    here = Group(2, using).run(5)
+    monkeypatch.setattr(Replica, "__init__", partialmethod(Replica.__init__, residual_device="cpu:0"))
+    beside = Group(2, using)
+    assert all(one._staging is not None for one in beside.replicas)
+    assert beside.run(5).state() == here.state()
 
 
 def bad_batch(at: int, virtual_worker: int, how: str):
@@ -113,9 +138,10 @@ def test_an_optimizer_whose_state_would_overflow_is_put_back_as_it_was() -> None
     weight = nn.Parameter(torch.ones(3))
     layout = Layout.of({"w": weight}.items(), 1)
     applier = make_applier(OptimizerConfig(name="adamw", lr=0.1), layout, weight.data, {"w": weight})
-    assert applier.apply(torch.ones(3), 0.1) is None
+    total = Total(3, torch.device("cpu"))
+    assert applier.apply(total.take(torch.ones(3)), 0.1) is None
     before = {name: value.clone() for name, value in applier.state().items()}, weight.detach().clone()
-    assert "not finite" in (applier.apply(torch.tensor([1.0, 3e38, 1.0]), 0.1) or "")
+    assert "not finite" in (applier.apply(total.take(torch.tensor([1.0, 3e38, 1.0])), 0.1) or "")
     assert torch.equal(weight, before[1])
     assert all(torch.equal(value, before[0][name]) for name, value in applier.state().items())
     with pytest.raises(UsageError, match="did you mean 'adam"):
@@ -201,7 +227,6 @@ def test_a_virtual_worker_without_samples_runs_no_forward_and_the_rest_counts() 
     outcome = group.step()
     assert outcome.decision.count == 2 * SHARE
     assert group.replicas[1].owned[3].v.abs().sum() > 0  # weight decay alone
-    assert torch.equal(group.replicas[1].gradients[3] * 0, group.replicas[1].gradients[3] * 0)
     assert group.state() == Group(4, settings(), batches_of=short).run(1).state()
 
 
@@ -251,7 +276,8 @@ def test_bytes_are_counted_where_they_are_packed_and_where_they_are_sent() -> No
 def test_compression_that_does_not_happen_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     compression = CompressionConfig(density=0.02, warmup=(), min_numel=20)
     group = Group(2, settings(compression=compression, require_compression=True)).run(1)
-    monkeypatch.setattr("elastic_dgc.step.sums.select", lambda layout, v, density: dgc.select(layout, v, 0.5))
+    select = dgc.select
+    monkeypatch.setattr(dgc, "select", lambda layout, v, density, workspace: select(layout, v, 0.5))
     before = group.state()
     for result in group.step_each():
         assert isinstance(result.error, CompressionOff)

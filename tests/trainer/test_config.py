@@ -22,7 +22,7 @@ OTHER: dict[str, Any] = {
     "name": "other", "storage": "/other", "workers": "1:3", "virtual_workers": 8, "batch": 32, "accumulation": 2,
     "epochs": 11, "seed": 1, "exchange": "dense", "optimizer": OptimizerConfig(lr=0.3),
     "schedule": ScheduleConfig(kind="linear"), "compression": CompressionConfig(density=0.01),
-    "require_compression": True, "device": "cuda", "threads": 2, "cpus_per_worker": 2.0, "gpus_per_worker": 0.5,
+    "require_compression": True, "device": "cuda", "residual_device": "cpu", "threads": 2, "cpus_per_worker": 2.0, "gpus_per_worker": 0.5,
     "shuffle_window": 5, "loader_threads": 2, "evaluate_every": 2, "evaluation_batch": 8, "checkpoint_every_s": 1.0,
     "keep": 3, "digest_every": 7, "max_skips": 4, "max_restarts": 6, "peer_silence_s": 1.0, "step_deadline_s": 1.0,
     "resource_wait_s": 1.0, "resize_every_s": 9.0, "audit": "/audit", "report": "/report",
@@ -146,3 +146,13 @@ def test_optimizers_of_torch_are_known_by_name(name: str) -> None:
 def test_an_optimizer_that_cannot_be_is_found_when_it_is_named(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         OptimizerConfig(**fields)
+
+
+def test_a_preset_brings_values_along_and_what_is_said_wins() -> None:
+    largest = CompressionConfig(preset="dgc-max")
+    assert (largest.values, largest.small_density) == ("int8", 0.1)
+    assert CompressionConfig(preset="dgc-max", values="bf16").values == "bf16"
+    assert CompressionConfig(density=0.01).with_values(preset="dgc-max", density=0.02).values == "int8"
+    assert largest.with_values(density=0.01).small_density == 0.1
+    with pytest.raises(UsageError, match="dgc-maxx"):
+        CompressionConfig(preset="dgc-maxx")

@@ -1,0 +1,163 @@
+"""Momentum correction and accumulation in one pass over memory, in blocks that stay in the cache.
+
+Scale (loss scale, global samples, clip factor), weight decay, momentum, accumulation, and on the way the group maxima
+by which `select` filters. Whole-tensor passes would read and write everything three times over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from elastic_dgc.compression.layout import Layout, Segment
+from elastic_dgc.compression.select import group_maxima, group_size, groups_of
+
+BLOCK = 1 << 18  # elements; a multiple of every group's size. Six such blocks of fp32 are 6 MB.
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Momentum correction's constants. `None` in its place means plain error feedback: no u, v' = v + g."""
+
+    factor: float
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to a gradient: g <- scale * g + decay * w, then momentum. `decay` already contains 1/K."""
+
+    scale: float
+    decay: float
+    momentum: Momentum | None
+
+
+class Workspace:
+    """Scratch memory of one device, made once and used for every virtual worker: one block, and one maximum per group.
+
+    `maxima(segment, k)` belongs to the accumulation before it; the next one overwrites it. Under 5 % of a parameter
+    vector (a block, and a 64th; an 8th while the warm-up's densities ask for small groups).
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._block = torch.empty(0, device=self._device)
+        self._maxima: dict[int, Tensor] = {}
+        self._flat = torch.empty(0, device=self._device)
+
+    def prepare(self, segments: Sequence[Segment], density: float, dtype: torch.dtype = torch.float32) -> None:
+        """Make room for the maxima of these segments at this density."""
+        sizes = {s.offset: group_size(s.numel, s.count(density)) for s in segments if s.sparse}
+        counts = {s.offset: groups_of(s.numel, sizes[s.offset]) for s in segments if sizes.get(s.offset, 1) > 1}
+        total = sum(counts.values())
+        if self._flat.numel() < total or self._flat.dtype != dtype:
+            self._flat = torch.empty(total, device=self._device, dtype=dtype)
+        parts = self._flat[:total].split(list(counts.values()))
+        self._maxima = dict(zip(counts, parts, strict=True))
+
+    def block(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Scratch of at least so many elements, cut to them."""
+        if self._block.numel() < numel or self._block.dtype != dtype:
+            self._block = torch.empty(numel, device=self._device, dtype=dtype)
+        return self._block[:numel]
+
+    def maxima(self, segment: Segment) -> Tensor | None:
+        """The group maxima of a segment, for `top_k`; None where it is looked through whole."""
+        return self._maxima.get(segment.offset)
+
+    @property
+    def bytes(self) -> int:
+        return self._block.nbytes + self._flat.nbytes
+
+
+def accumulate(
+    layout: Layout,
+    rules: Sequence[Rule],
+    density: float,
+    gradient: Tensor,
+    weights: Tensor,
+    u: Tensor | None,
+    v: Tensor,
+    into_u: Tensor | None,
+    into_v: Tensor,
+    workspace: Workspace,
+) -> None:
+    """From (u, v) into (into_u, into_v), all 1-dim of the layout's numel; `rules` has one for each of its segments.
+
+    `gradient` may be the memory of `into_v`: it is read block by block before that is written. Only `into_u`, `into_v`
+    and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`.
+    """
+    blocks = _blocks(layout.segments, rules)
+    if density < 1:
+        workspace.prepare(layout.segments, density, into_v.dtype)
+    sizes = [block.numel for block in blocks]
+    vectors = [gradient, weights, v, into_v] + ([] if u is None or into_u is None else [u, into_u])
+    for block, g, w, old_v, new_v, *us in zip(blocks, *(one.split(sizes) for one in vectors), strict=True):
+        accumulate_block(block.rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
+        maxima = workspace.maxima(block.segment) if density < 1 else None
+        if maxima is not None:
+            size = group_size(block.segment.numel, block.segment.count(density))
+            out = maxima[block.start // size : (block.start + block.numel) // size]
+            group_maxima(new_v, size, out, workspace.block(block.numel, new_v.dtype))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """`numel` elements from `start` in a segment, or several small segments with one rule, which nothing filters."""
+
+    segment: Segment
+    start: int
+    numel: int
+    rule: Rule
+
+
+def _blocks(segments: Sequence[Segment], rules: Sequence[Rule]) -> list[_Block]:
+    found: list[_Block] = []
+    for segment, rule in zip(segments, rules, strict=True):
+        last = found[-1] if found else None
+        if last and not segment.sparse and not last.segment.sparse and last.rule == rule and last.numel < BLOCK:
+            found[-1] = _Block(last.segment, last.start, last.numel + segment.numel, rule)
+            continue
+        for low in range(0, segment.numel, BLOCK):
+            found.append(_Block(segment, low, min(BLOCK, segment.numel - low), rule))
+    return found
+
+
+def accumulate_block(
+    rule: Rule,
+    gradient: Tensor,
+    weights: Tensor,
+    u: Tensor | None,
+    v: Tensor,
+    into_u: Tensor | None,
+    into_v: Tensor,
+    workspace: Workspace,
+) -> None:
+    """One block. plain: u' = m*u + g, v' = v + u'.  Nesterov: u' = m*(u + g), v' = v + u' + g.  Without momentum:
+    v' = v + g. The order of the additions is the definition: it decides the last bit."""
+    momentum = rule.momentum
+    if momentum is None:
+        _scaled(rule, gradient, weights, into_v)
+        into_v.add_(v)
+        return
+    assert u is not None
+    assert into_u is not None
+    if momentum.nesterov:
+        _scaled(rule, gradient, weights, into_v)
+        torch.add(u, into_v, out=into_u)
+        into_u.mul_(momentum.factor)
+        scratch = torch.add(v, into_u, out=workspace.block(v.numel(), v.dtype))
+        into_v.add_(scratch)
+    else:
+        _scaled(rule, gradient, weights, into_u)
+        into_u.add_(u, alpha=momentum.factor)
+        torch.add(v, into_u, out=into_v)
+
+
+def _scaled(rule: Rule, gradient: Tensor, weights: Tensor, out: Tensor) -> None:
+    torch.mul(gradient, rule.scale, out=out)
+    if rule.decay:
+        out.add_(weights, alpha=rule.decay)

@@ -1,0 +1,40 @@
+"""The sum over all virtual workers: a vector that a sparse step neither clears nor reads as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from elastic_dgc.compression.dgc import add_message
+
+
+class Total:
+    """fp32[numel], the sum of the last attempt. `touched`: the positions that may not be zero, with repetitions, or
+    None where all of them may."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self._flat = torch.zeros(numel, device=device)
+        self.touched: Tensor | None = torch.empty(0, dtype=torch.int64, device=device)
+
+    @property
+    def flat(self) -> Tensor:
+        """The sum, fp32[numel]."""
+        return self._flat
+
+    def add_up(self, messages: Sequence[tuple[Tensor, Tensor]]) -> Total:
+        """Add (positions, values) one after the other, in the order given. Positions of one message are unique."""
+        if self.touched is None:
+            self._flat.zero_()
+        else:
+            self._flat[self.touched] = 0
+        self.touched = torch.cat([positions for positions, _ in messages])
+        for positions, values in messages:
+            add_message(self._flat, positions, values)
+        return self
+
+    def take(self, whole: Tensor) -> Total:
+        """Let the sum be this vector, which is given away."""
+        self._flat, self.touched = whole, None
+        return self
