@@ -34,6 +34,7 @@ class Kind(IntEnum):
     CHECKPOINT = 8
     CONTROL = 9
     BYE = 10
+    PROBE = 11
 
 
 @dataclass(frozen=True, order=True)

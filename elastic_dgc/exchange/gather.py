@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from elastic_dgc.errors import MessageError
 from elastic_dgc.exchange.ask import Ask, Key, Kind, Payload, Steps, parcels
 from elastic_dgc.exchange.members import Members
+from elastic_dgc.exchange.routes import Route
+from elastic_dgc.exchange.tree import gather_tree
 
 
 def gather_virtual(
@@ -17,12 +20,22 @@ def gather_virtual(
     phase: str,
     deadline_s: float,
     sent_point: str | None = None,
+    bytes_each: float | None = None,
 ) -> Steps[list[Payload]]:
     """One payload per virtual worker reaches everyone. `own` holds those of the virtual workers hosted here.
 
     Must be entered by every worker of the view, spares too. Returns the K payloads in virtual-worker order; own ones
-    are not sent to oneself and not copied.
+    are not sent to oneself and not copied. `bytes_each`, the same on everyone, is about how large one is: from it the
+    route is chosen; without it everything goes straight.
     """
+    if bytes_each is not None and members.route(bytes_each) is Route.TREE:
+        all_of_them = yield from gather_tree(
+            members.rank, members.places, kind, attempt, own, phase=phase, deadline_s=deadline_s, sent_point=sent_point
+        )
+        if all_of_them.keys() != set(range(members.virtual_workers)):
+            odd = min(all_of_them.keys() ^ set(range(members.virtual_workers)))
+            raise MessageError(f"{kind.name} of virtual worker {odd}, attempt {attempt}: there is one too many or few")
+        return [all_of_them[k] for k in range(members.virtual_workers)]
     send = tuple(p for k in sorted(own) for p in parcels(members.others, Key(kind, attempt, k), own[k]))
     keys = [Key(kind, attempt, k) for k in range(members.virtual_workers)]
     want = {key: host for key, host in zip(keys, members.hosts, strict=True) if host != members.rank}

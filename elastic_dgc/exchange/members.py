@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_dgc.exchange.routes import Link, Route, Topology, choose
+
 
 def assign(virtual_workers: int, workers: int) -> tuple[int, ...]:
     """The map from virtual workers to ranks: blocks of ceil(K/N) or floor(K/N) in order; ranks beyond K are spares."""
@@ -20,10 +22,24 @@ class Members:
     rank: int
     size: int
     hosts: tuple[int, ...]
+    topology: Topology | None = None  # None: every worker is taken to be on a node of its own
+    link: Link | None = None  # None: not measured, everything goes straight
+    transport: Route | None = None  # what the user chose; None: by itself
 
     @staticmethod
     def of(rank: int, size: int, virtual_workers: int) -> Members:
         return Members(rank, size, assign(virtual_workers, size))
+
+    @property
+    def places(self) -> Topology:
+        return self.topology or Topology(tuple(range(self.size)))
+
+    def route(self, bytes_each: float) -> Route:
+        """The way that payloads of so many bytes per virtual worker take: the same on every worker."""
+        if self.transport is not None:
+            return self.transport
+        hosted = -(-self.virtual_workers // self.size)
+        return choose(self.places, self.link, hosted * bytes_each)
 
     @property
     def virtual_workers(self) -> int:

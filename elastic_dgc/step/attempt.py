@@ -17,7 +17,7 @@ from elastic_dgc.exchange.members import Members
 from elastic_dgc.step.compute import BatchesOf, compute
 from elastic_dgc.step.plan import Plan, plan
 from elastic_dgc.step.replica import LossFunction, Replica
-from elastic_dgc.step.row import Request, Row
+from elastic_dgc.step.row import ROW_BYTES, Request, Row
 from elastic_dgc.step.settings import FaultHook
 from elastic_dgc.step.sums import dense_sum, sparse_sum
 from elastic_dgc.step.vote import Decision, Verdict, decide
@@ -78,8 +78,9 @@ def attempt(
             errors[k] = error
     clock.lap("compute")
     packed_rows = yield from gather_virtual(
-        members, Kind.ROW, number, rows, phase="vote", deadline_s=settings.deadline_s, sent_point="vote"
-    )
+        members, Kind.ROW, number, rows, phase="vote", deadline_s=settings.deadline_s, sent_point="vote",
+        bytes_each=ROW_BYTES,
+    )  # fmt: skip
     all_rows = [Row.unpack(row) for row in packed_rows]
     decision = decide(all_rows)
     clock.lap("vote")

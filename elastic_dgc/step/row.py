@@ -13,6 +13,7 @@ from elastic_dgc.exchange.ask import Payload
 _HEAD = struct.Struct("<BBBxqqqqddddd16sI")
 _VERSION = 1
 TEXT_BYTES = 8192
+ROW_BYTES = _HEAD.size  # of a row without text
 
 
 class Health(IntEnum):

@@ -38,8 +38,9 @@ def sparse_sum(
     With `require`, raises `CompressionOff` on everyone alike where a message is over twice what was promised.
     """
     messages = yield from gather_virtual(
-        members, Kind.MESSAGE, attempt, packed, phase="exchange", deadline_s=deadline_s, sent_point="exchange"
-    )
+        members, Kind.MESSAGE, attempt, packed, phase="exchange", deadline_s=deadline_s, sent_point="exchange",
+        bytes_each=plan.promised_bytes,
+    )  # fmt: skip
     if require:
         for k, message in enumerate(messages):
             if len(message) > 2 * plan.promised_bytes:
@@ -97,7 +98,10 @@ def dense_sum(
         sums[i] = wire.encode(added, kind).data
         rounding[i] = added - sums[i].float()
     own = {i: _bytes_of(value) for i, value in sums.items()}
-    parts = yield from gather_virtual(members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s)
+    parts = yield from gather_virtual(
+        members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s,
+        bytes_each=wire.size(kind, layout.numel) / k_all,
+    )  # fmt: skip
     # Only now may other_v change: it is what the transport was still reading from.
     for k, one in owned.items():
         clear_whole(one.other_v, sent[k])

@@ -41,6 +41,9 @@ class RunConfig(Config):
     evaluation_batch: int = Field(256, ge=1, description="(fixed) samples per batch of an evaluation")
     checkpoint_every_s: float = Field(60.0, ge=0, description="seconds between durable checkpoints; 0: every step")
     keep: int = Field(2, ge=1, description="durable checkpoints kept")
+    transport: Literal["auto", "all-to-all", "tree"] = Field(
+        "auto", description="how messages travel: by workers, bytes and measured speed, or always one way"
+    )
     digest_every: int = Field(200, ge=1, description="attempts between digests of shared state")
     max_skips: int = Field(3, ge=1, description="skipped attempts in a row that stop the run")
     max_restarts: int = Field(5, ge=1, description="restarts in a row without a new checkpoint that stop the run")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from elastic_dgc import faults
@@ -11,6 +13,8 @@ from elastic_dgc.errors import Disagreement, PeerLost, error_named
 from elastic_dgc.exchange.ask import Ask, Kind, Payload, Steps, drive
 from elastic_dgc.exchange.gather import gather_virtual, gather_workers
 from elastic_dgc.exchange.members import Members
+from elastic_dgc.exchange.probe import measure_link
+from elastic_dgc.exchange.routes import Route, Topology
 from elastic_dgc.exchange.transport import Transport
 from elastic_dgc.precision.digest import differences
 
@@ -33,6 +37,14 @@ class Group:
     def run(self, steps: Steps[T]) -> T:
         """Drive a protocol generator over the transport."""
         return drive(steps, self.transport, self._sent)
+
+    def learn_link(self, hosts: tuple[str, ...], transport: str) -> None:
+        """Measure the link between the workers, whose host names by rank are given, and let it, or the user's choice of
+        a `transport`, decide the routes from now on."""
+        topology = Topology.of(hosts)
+        link = self.run(measure_link(self.members, topology, self.attempt, time.perf_counter, self.deadline_s))
+        chosen = None if transport == "auto" else Route(transport)
+        self.members = replace(self.members, topology=topology, link=link, transport=chosen)
 
     def fault(self, point: str, attempt: int | None = None) -> None:
         """A place where a fault may be injected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from elastic_dgc.trainer.feed import Feed, to_device
 from elastic_dgc.trainer.figures import Figures
 from elastic_dgc.trainer.group import Group
 from elastic_dgc.trainer.job import Job
+from elastic_dgc.trainer.pays import Pays
 from elastic_dgc.trainer.saving import Checkpoints
 
 AUDIT_FOLDER = "audit"
@@ -61,6 +63,8 @@ class Training:
         self._saved_at = time.monotonic()
         self._saved = -1  # the attempt of the last checkpoint of this view
         self._rate = _Rate()
+        settings = replica.settings
+        self._pays = Pays(group.members, replica.layout.numel, settings.compression.density) if group.leads else None
 
     def run(self) -> str:
         """Train to the end, or to a stop. Returns 'finished' or 'stopped', with a checkpoint of that boundary."""
@@ -110,6 +114,9 @@ class Training:
         self._rate.add(outcome.decision.samples)
         if self.group.leads:
             self._show(outcome)
+        said = self._pays.add(outcome) if self._pays is not None else None
+        if said is not None:
+            self.log.log(logging.INFO if said[0] else logging.WARNING, "%s", said[1])
         return outcome
 
     def _requests(self) -> Request:

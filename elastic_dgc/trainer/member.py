@@ -95,6 +95,7 @@ def train_member(
     group = Group(Members.of(rank, size, config.virtual_workers), transport, view, config.step_deadline_s)
     opened = _Open(transport, listener)
     try:
+        group.learn_link(mesh.hosts, config.transport)
         return _train(job, group, mesh, watcher, opened)
     finally:
         opened.close()

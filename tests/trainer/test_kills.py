@@ -28,11 +28,11 @@ def same(outcome: dict[str, Any], undisturbed: dict[str, Any]) -> None:
     assert {name: outcome[name] for name in SAME} == {name: undisturbed[name] for name in SAME}
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5])
-def test_the_number_of_workers_does_not_change_the_result(
-    workers: int, tmp_path: Path, undisturbed: dict[str, Any]
+@pytest.mark.parametrize(("workers", "transport"), [(2, "auto"), (3, "tree"), (4, "auto"), (5, "tree")])
+def test_neither_the_number_of_workers_nor_the_route_changes_the_result(
+    workers: int, transport: str, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    outcome, history = run_to_end(tiny_job(str(tmp_path)), [workers])
+    outcome, history = run_to_end(tiny_job(str(tmp_path), transport=transport), [workers])
     same(outcome, undisturbed)
     assert len(history) == 1
     assert outcome["wire_bytes"] > 0
