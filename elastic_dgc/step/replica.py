@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ class Replica:
     """What a worker holds between attempts. `hosted` names the virtual workers whose owned state lives here.
 
     The model's parameters are fp32; those with `requires_grad` are trained and make up the layout: they are made views
-    of one flat vector, `weights`. Their `.grad`s are views of the hosted virtual worker's other v, so that nothing is
-    copied between backward and compression. `total` is where the sum of an attempt is added up.
+    of one flat vector, `weights`. Gradients are moved into the hosted virtual worker's other v as they arrive. `total`
+    is where the sum of an attempt is added up.
 
     `residual_device` is where u and v live, by default where the model is. Elsewhere (a GPU that is short of memory)
     there is one gradient beside the model, copied over after each backward pass, and compression runs there.
@@ -60,6 +61,10 @@ class Replica:
         self.workspace = Workspace(self.residual_device)
         staged = residual_device is not None and self.residual_device != self.device
         self._staging = self.layout.views(torch.zeros_like(self.weights)) if staged else None
+        self._arriving: dict[str, Tensor] | None = None
+        self._arrived: set[str] = set()
+        for name, parameter in self.trained.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
         self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
         self.counters = Counters()
         self.owned: dict[int, OwnedState] = {}
@@ -79,24 +84,39 @@ class Replica:
         return self._staging if self._staging is not None else self.owned[virtual_worker].other_v_views
 
     def attach(self, virtual_worker: int) -> None:
-        """Zero a virtual worker's gradient and let backward write into it. What was in its other v is gone."""
-        views = self.gradients(virtual_worker)
-        for name, parameter in self.trained.items():
-            parameter.grad = views[name].zero_()
-
-    def collect(self, virtual_worker: int) -> Tensor:
-        """After backward: the flat gradient, in the other v. Gradients that were replaced during backward (a model that
-        sets `.grad`) are put where they belong."""
-        views = self.gradients(virtual_worker)
-        for name, parameter in self.trained.items():
-            if parameter.grad is not views[name] and parameter.grad is not None:
-                views[name].copy_(parameter.grad)
+        """Let backward write the gradient of this virtual worker. What was in its other v is gone."""
+        self._arriving = self.gradients(virtual_worker)
+        self._arrived.clear()
+        for parameter in self.trained.values():
             parameter.grad = None
-        other = self.owned[virtual_worker].other_v
+
+    def _arrive(self, name: str, parameter: Tensor) -> None:
+        """A parameter's gradient is there: it is moved while it is in the cache, and its memory is freed."""
+        gradient = parameter.grad
+        if self._arriving is None or gradient is None:
+            return
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if name in self._arrived:  # of an earlier micro-batch
+            self._arriving[name].add_(gradient)
+        else:
+            self._arriving[name].copy_(gradient)
+            self._arrived.add(name)
+        parameter.grad = None
+
+    @torch.no_grad()
+    def collect(self, virtual_worker: int) -> Tensor:
+        """After the last backward: the flat gradient, in the other v. Zero where none arrived."""
+        views = self.gradients(virtual_worker)
+        for name, parameter in self.trained.items():
+            self._arrive(name, parameter)  # one that was set by hand, without autograd
+            if name not in self._arrived:
+                views[name].zero_()
+        self._arriving = None
         if self._staging is not None:
             for name, view in self.owned[virtual_worker].other_v_views.items():
                 view.copy_(views[name])
-        return other
+        return self.owned[virtual_worker].other_v
 
     def weights_for_decay(self) -> Tensor:
         """The weights where u and v are; what weight decay reads."""
