@@ -141,3 +141,17 @@ def test_scratch_is_a_twentieth_of_a_vector_at_most(density: float) -> None:
 def test_the_clip_factor_is_for_gradients_that_already_contain_one_over_k() -> None:
     assert dgc.clip_factor(10.0, 1.0, 4) == pytest.approx(0.05, rel=1e-6)
     assert dgc.clip_factor(0.4, 1.0, 4) == 1.0
+
+
+def test_nothing_waits_for_the_device_before_the_message_is_copied() -> None:
+    """Tensors without data: whatever had to look at a value, or has a shape that depends on one, raises on them."""
+    layout = Layout.of({"w": torch.empty(64, 1001, device="meta"), "b": torch.empty(9, device="meta")}.items(), 10)
+    g, w, u, v = (torch.empty(layout.numel, device="meta") for _ in range(4))
+    new_u, workspace = torch.empty_like(u), Workspace("meta")
+    rules = [Rule(0.5, 0.1, Momentum(0.9))] * 2
+    accumulate(layout, rules, 0.001, g, w, u, v, new_u, g, workspace)
+    positions = dgc.select(layout, g, 0.001, workspace)
+    assert positions.shape == (64,)
+    dgc.add_message(w, positions, torch.empty(64, device="meta"))
+    with pytest.raises(RuntimeError):
+        torch.nonzero(g).cpu()

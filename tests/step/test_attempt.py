@@ -310,3 +310,43 @@ def test_gradient_scale_follows_the_samples_that_were_there() -> None:
     for name, parameter in model.named_parameters():
         expected = parameter.detach() - using.lr(0) * parameter.grad
         torch.testing.assert_close(expected, group.replicas[0].trained[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_four_values_for_each_parameter_and_hosted_virtual_worker() -> None:
+    """Two hosted, in a network of a million parameters, after a sparse step: u, v, their other copies, and no more than
+    5 % beside them. A worker has the weights, the sum and, in backward, a gradient, however many it hosts."""
+
+    class Large(SmallNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = nn.Parameter(torch.zeros(1024, 1024))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.large.sum()
+
+    using = settings(2, compression=CompressionConfig(density=0.001, warmup=(), min_numel=20))
+    replica = Group(1, using, model=Large).run(2).replicas[0]
+    numel = replica.layout.numel
+    seen: dict[int, int] = {}
+    for one in vars(replica).values():
+        for tensor in _tensors(one):
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    buffers = sum(b.nbytes for b in replica.model.buffers()) * 5  # the model's, and two copies for each
+    assert all(parameter.grad is None for parameter in replica.trained.values())
+    assert sum(seen.values()) - buffers <= 4 * numel * (2 * 4 * 1.05 + 2)  # + weights and sum
+    assert sum(seen.values()) >= 4 * numel * (2 * 4 + 2)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor in an object of ours, through containers and modules."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    if isinstance(value, dict):
+        return [t for one in value.values() for t in _tensors(one)]
+    if isinstance(value, (list, tuple)):
+        return [t for one in value for t in _tensors(one)]
+    if type(value).__module__.startswith("elastic_dgc."):
+        return [t for one in vars(value).values() for t in _tensors(one)]
+    return []
