@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from elastic_dgc.compression.config import CompressionConfig
     from elastic_dgc.data.source import Source
     from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
-    from elastic_dgc.tasks.image import ImageClassification, ImageConfig
+    from elastic_dgc.tasks.image import ImageClassification
+    from elastic_dgc.tasks.image_config import ImageConfig
     from elastic_dgc.tasks.task import Task
     from elastic_dgc.trainer.config import RunConfig
     from elastic_dgc.trainer.elastic import ElasticTrainer, Result
@@ -22,7 +23,7 @@ _PLACES = {
     "CompressionConfig": "elastic_dgc.compression.config",
     "ElasticTrainer": "elastic_dgc.trainer.elastic",
     "ImageClassification": "elastic_dgc.tasks.image",
-    "ImageConfig": "elastic_dgc.tasks.image",
+    "ImageConfig": "elastic_dgc.tasks.image_config",
     "OptimizerConfig": "elastic_dgc.step.config",
     "Result": "elastic_dgc.trainer.elastic",
     "RunConfig": "elastic_dgc.trainer.config",

@@ -39,7 +39,7 @@ def _one_line(cls: type[Config], error: ValidationError) -> str:
         elif item["type"] == "missing":
             parts.append(f"{cls.__name__}: '{place}' must be given")
         else:
-            message = item["msg"].removeprefix("Value error, ")
+            message = item["msg"].removeprefix("Value error, ").replace("Input should be ", "must be ")
             parts.append(f"{place} = {item['input']!r}: {message}" if item["loc"] else message)
     return "; ".join(parts)
 

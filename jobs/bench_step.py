@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -27,6 +26,8 @@ import torch.distributed as dist
 from bench_sides import WARMUP, WORKERS, Bench, Ours, PlainDDP
 from torch import Tensor
 
+from elastic_dgc.bench.figures import ms
+from elastic_dgc.bench.machine import machine
 from elastic_dgc.errors import Disagreement, ElasticDGCError, UsageError
 from elastic_dgc.precision.determinism import make_deterministic
 from elastic_dgc.trainer.heap import keep_heap
@@ -106,8 +107,8 @@ def summarise(rounds: list[dict[str, list[dict[str, float]]]]) -> dict[str, Any]
         for clock in ("step", "cpu")
     )
     ratios = sorted(one["dense"] / one["ddp"] for one in medians)
-    found: dict[str, Any] = {f"{mode}_ms": _ms(median(one[mode] for one in medians)) for mode in MODES}
-    found |= {f"{mode}_cpu_ms": _ms(median(one[mode] for one in cpu)) for mode in MODES}
+    found: dict[str, Any] = {f"{mode}_ms": ms(median(one[mode] for one in medians)) for mode in MODES}
+    found |= {f"{mode}_cpu_ms": ms(median(one[mode] for one in cpu)) for mode in MODES}
     found |= {
         "ratio": round(median(ratios), 3),
         "ratio_range": [round(ratios[0], 3), round(ratios[-1], 3)],
@@ -119,24 +120,15 @@ def summarise(rounds: list[dict[str, list[dict[str, float]]]]) -> dict[str, Any]
         named = [name for name in steps[0] if name not in ("step", "cpu", "forward_backward", "exchange")]
         others = [sum(step[name] for name in named) for step in steps]
         found[mode] = {
-            "forward_backward_ms": _ms(median(step["forward_backward"] for step in steps)),
-            "exchange_ms": _ms(median(step["exchange"] for step in steps)),
-            "other_ms": _ms(median(others)),
+            "forward_backward_ms": ms(median(step["forward_backward"] for step in steps)),
+            "exchange_ms": ms(median(step["exchange"] for step in steps)),
+            "other_ms": ms(median(others)),
             "other_share": round(median(o / step["step"] for o, step in zip(others, steps, strict=True)), 3),
-            "other_parts_ms": {name: _ms(median(step[name] for step in steps)) for name in named},
+            "other_parts_ms": {name: ms(median(step[name] for step in steps)) for name in named},
         }
     found["other_share"] = found["dense"]["other_share"]
     found["passed"] = found["ratio"] <= MOST_RATIO and found["other_share"] < MOST_OTHER
     return found
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    model = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    return {"cpu": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "torch": torch.__version__}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -166,10 +158,6 @@ def table(result: dict[str, Any]) -> str:
             f"{MOST_OTHER:.0%}: {'met' if result['passed'] else 'NOT met'}",
         ]
     )
-
-
-def _ms(seconds: float) -> float:
-    return round(1000 * seconds, 2)
 
 
 @click.command(help=__doc__)

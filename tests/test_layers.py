@@ -22,12 +22,17 @@ ORDER: list[set[str]] = [  # from the bottom up; layers of one set do not import
     {"models"},
     {"tasks"},
     {"trainer"},
-    {"recipes"},
+    {"recipes", "bench"},
     {"cli"},
 ]
 BELOW: dict[str, set[str]] = {
     layer: {name for lower in ORDER[:height] for name in lower} for height, tier in enumerate(ORDER) for layer in tier
 }
+BELOW["ddp"] = {
+    "compression",
+    "precision",
+}  # beside the trainer's layers: no import in either direction
+BELOW["bench"].add("ddp")
 PURE = {"torch", "numpy", "pydantic"}  # all that compression and precision may know of the world
 
 
@@ -52,7 +57,7 @@ def violations(layer: str, source: str) -> list[str]:
             allowed = FOUNDATION | BELOW.get(layer, set()) | ({layer} if layer else set())
             if target not in allowed:
                 found.append(f"line {line}: {layer or 'the foundation'} imports {name}")
-        elif top == "ray" and layer != "trainer":
+        elif top == "ray" and layer not in ("trainer", "bench"):
             found.append(f"line {line}: {layer or 'the foundation'} imports ray")
         elif layer in ("compression", "precision") and top not in PURE | sys.stdlib_module_names:
             found.append(f"line {line}: {layer} imports {name}")
@@ -101,6 +106,9 @@ def test_jobs_use_only_what_is_public(path: Path) -> None:
         ("recipes", "import elastic_dgc.cli.main"),
         ("keeping", "import ray"),
         ("cli", "def f():\n    from ray.train import report"),
+        ("ddp", "from elastic_dgc.step.plan import plan"),
+        ("ddp", "import elastic_dgc.exchange.tcp"),
+        ("step", "from elastic_dgc.ddp import attach"),
         ("tasks", "import elastic_dgc.log, ray.util"),
     ],
 )

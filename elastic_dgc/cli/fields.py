@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from elastic_dgc.config import Config
 from elastic_dgc.errors import UsageError
 from elastic_dgc.recipes.recipe import Recipe
 from elastic_dgc.step.config import OptimizerConfig
-from elastic_dgc.tasks.image import ImageConfig
+from elastic_dgc.tasks.image_config import ImageConfig
 from elastic_dgc.trainer.config import RunConfig
 
 ALIASES = {
@@ -118,7 +119,22 @@ def _merged(config: Config, change: dict[str, Any]) -> Any:
             inner = inner if inner is not None else OptimizerConfig()
             value = _inner(name, inner, value)
         values[name] = value
-    return config.with_values(**values)
+    try:
+        return config.with_values(**values)
+    except UsageError as error:
+        raise UsageError(_as_typed(str(error), change)) from None
+
+
+def _as_typed(text: str, change: dict[str, Any]) -> str:
+    """An error about a list, or about one of its elements, with the user's words in the place of Python's."""
+    for name, value in change.items():
+        if isinstance(value, tuple):
+            typed = f"{name} = '{','.join(value)}'"
+            text = text.replace(f"{name} = {value!r}", typed)
+            element = re.match(rf"{name}\.\d+ = ('[^']*'): ([^;,]*)", text)
+            if element is not None:
+                text = f"{typed}: {element[2]} each, separated by commas, and {element[1]} is not"
+    return text
 
 
 def _inner(name: str, config: Config, change: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import click
 
 from elastic_dgc.config import Config
 from elastic_dgc.recipes.registry import recipe
-from elastic_dgc.tasks.image import ImageConfig
+from elastic_dgc.tasks.image_config import ImageConfig
 from elastic_dgc.trainer.config import RunConfig
 
 COMMON = (
@@ -29,6 +29,15 @@ def group_of(name: str) -> str:
     if name.startswith(("compression.", "require_compression")):
         return "Compression"
     return "Workers and limits" if name in RunConfig.model_fields else "Ray and output"
+
+
+class Commands(click.Group):
+    """A group whose help shows the whole first sentence of each command, on as many lines as it takes."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            found = sorted(self.commands.items())
+            formatter.write_dl([(name, command.get_short_help_str(limit=300)) for name, command in found])
 
 
 class GroupedCommand(click.Command):

@@ -9,17 +9,21 @@ from typing import Any
 
 import click
 
+from elastic_dgc.cli.bench import bench
 from elastic_dgc.cli.fields import all_options, overridden
-from elastic_dgc.cli.help import GroupedCommand
-from elastic_dgc.errors import DataError, ElasticDGCError
+from elastic_dgc.cli.help import Commands, GroupedCommand
+from elastic_dgc.errors import DataError, ElasticDGCError, Stopped
 from elastic_dgc.log import ROOT
 from elastic_dgc.recipes.registry import RECIPES, recipe
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="elastic-dgc")
 def cli() -> None:
     """Elastic data-parallel training with Deep Gradient Compression on Ray."""
+
+
+cli.add_command(bench)
 
 
 @cli.command(cls=GroupedCommand)
@@ -78,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = f"; see {context.command_path} --help" if context is not None else ""
         click.echo(f"error: {error.format_message().rstrip('.')}{place}", err=True)
         sys.exit(2)
+    except Stopped as error:  # as asked for: no error
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
     except ElasticDGCError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from elastic_dgc.trainer.elastic import Result
+from elastic_dgc.trainer.words import count
+
+LESS = 1.05  # a ratio above which it is worth saying that less was sent than whole gradients are
 
 
 def summary(result: Result, command: Sequence[str]) -> list[str]:
@@ -15,13 +19,12 @@ def summary(result: Result, command: Sequence[str]) -> list[str]:
     lines = [
         ("run", result.name),
         ("test accuracy", "no test data" if accuracy is None else f"{accuracy:.2%}"),
-        ("steps", f"{report['steps']} applied, {report['skipped_steps']} skipped, {report['restarts']} restarts"),
         (
-            "bytes sent",
-            f"{_bytes(report['upload_bytes'])} against {_bytes(report['dense_bytes'])} dense "
-            f"({report['upload_ratio']:.1f} times less over the whole run, warm-up included)",
+            "steps",
+            f"{report['steps']} applied, {report['skipped_steps']} skipped, {count(report['restarts'], 'restart')}",
         ),
-        ("on the wire", f"{_bytes(report['wire_bytes'])} by all workers, both directions"),
+        ("bytes sent", _sent(report)),
+        ("on the wire", _wire(report)),
         ("residual norm", f"{report['residual_norm']:.6g}"),
         ("digest", report["digest"]),
         ("checkpoints", report["checkpoints"]),
@@ -29,6 +32,12 @@ def summary(result: Result, command: Sequence[str]) -> list[str]:
         ("TensorBoard", f"tensorboard --logdir {shlex.quote(report['tensorboard'])}"),
         ("go on", resume_command(report["epochs"], result.name, command)),
     ]
+    corrupt = report["corrupt_samples"]
+    if corrupt:
+        lines.insert(3, ("corrupt", f"{count(corrupt, 'sample')} left out"))
+    for what in ("audit", "report"):
+        if report.get(f"{what}_file"):
+            lines.insert(-1, (what, report[f"{what}_file"]))
     width = max(len(name) for name, _ in lines)
     return [f"{name + ':':<{width + 1}} {text}" for name, text in lines]
 
@@ -46,6 +55,20 @@ def resume_command(epochs: int, name: str, command: Sequence[str]) -> str:
     program = command[0] if command[0].endswith(".py") else "elastic-dgc"
     words = [*(["python"] if program.endswith(".py") else []), program, *kept, "--name", name, "--epochs"]
     return f"{shlex.join(words)} {epochs + 5}"
+
+
+def _sent(report: dict[str, Any]) -> str:
+    sent, ratio = _bytes(report["upload_bytes"]), report["upload_ratio"]
+    if ratio < LESS:
+        return f"{sent}, whole gradients"
+    dense = _bytes(report["dense_bytes"])
+    return f"{sent} against {dense} dense ({ratio:.1f} times less over the whole run, warm-up included)"
+
+
+def _wire(report: dict[str, Any]) -> str:
+    if not report["wire_bytes"]:
+        return "nothing, one worker"
+    return f"{_bytes(report['wire_bytes'])} by all workers, both directions"
 
 
 def _bytes(count: float) -> str:

@@ -35,6 +35,15 @@ class Rule:
     momentum: Momentum | None
 
 
+@dataclass
+class Squares:
+    """Sums of squares of u (None without momentum) and v, 0-dim fp64: counted while the blocks are in the cache, where
+    it costs a quarter of reading them again. What leaves u and v afterwards is subtracted by who takes it."""
+
+    u: Tensor | None
+    v: Tensor
+
+
 class Workspace:
     """Scratch memory of one device, made once and used for every virtual worker: one block, and one maximum per group.
 
@@ -84,12 +93,15 @@ def accumulate(
     into_u: Tensor | None,
     into_v: Tensor,
     workspace: Workspace,
-) -> None:
+    count_squares: bool = False,
+) -> Squares | None:
     """From (u, v) into (into_u, into_v), all 1-dim of the layout's numel; `rules` has one for each of its segments.
 
     `gradient` may be the memory of `into_v`: it is read block by block before that is written. Only `into_u`, `into_v`
-    and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`.
+    and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`. Returns
+    the squares of `into_u` and `into_v` where they are asked for.
     """
+    norms: tuple[list[Tensor], list[Tensor]] = ([], [])
     blocks = _blocks(layout.segments, rules)
     if density < 1:
         workspace.prepare(layout.segments, density, into_v.dtype)
@@ -102,6 +114,13 @@ def accumulate(
             size = group_size(block.segment.numel, block.segment.count(density))
             out = maxima[block.start // size : (block.start + block.numel) // size]
             group_maxima(new_v, size, out, workspace.block(block.numel, new_v.dtype))
+        if count_squares:
+            norms[0].append(torch.linalg.vector_norm(new_v))
+            norms[1].extend(torch.linalg.vector_norm(one) for one in us[1:])
+    if not count_squares:
+        return None
+    v_squares, *u_squares = (torch.stack(one).double().square().sum() for one in norms if one)
+    return Squares(u_squares[0] if u_squares else None, v_squares)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,16 @@ Preset = Literal["dgc", "dgc-max"]
 
 PRESETS: dict[Preset, dict[str, Any]] = {
     "dgc": {},
-    "dgc-max": {"values": "int8", "small_density": 0.1},
+    "dgc-max": {"values": "int8"},  # small tensors whole: a tenth of them cost 2 points of accuracy in 4 epochs
 }
 
 
 class CompressionConfig(Config):
     """What is sent of a gradient, and how. Defaults are the paper's (density 0.1 % after four epochs of warm-up)."""
 
-    preset: Preset = Field("dgc", description="values for the other fields: dgc, or dgc-max for the fewest bytes")
+    preset: Preset = Field(
+        "dgc", description="values for other fields: dgc, or dgc-max, with the fewest bytes that cost no accuracy"
+    )
     density: float = Field(0.001, gt=0, le=1, description="share of every tensor that is sent, after the warm-up")
     warmup: tuple[float, ...] = Field(
         (0.25, 0.0625, 0.015625, 0.004), description="densities before the final one, in turn"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elastic_dgc.compression import values as wire
-from elastic_dgc.compression.accumulate import Workspace
+from elastic_dgc.compression.accumulate import Squares, Workspace
 from elastic_dgc.compression.config import Values
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.compression.message import pack
@@ -43,31 +43,39 @@ def compress(
     v: Tensor,
     masking: bool,
     workspace: Workspace | None = None,
+    squares: Squares | None = None,
 ) -> bytes:
     """Select, encode, clear and mask: one virtual worker's packed message. Changes v (what was rounded away for the
-    wire stays, zeros are not sent) and, with momentum factor masking (section 3.3), u.
+    wire stays, zeros are not sent) and, with momentum factor masking (section 3.3), u; and `squares` with them.
 
     The device is waited for once, when what was selected is copied to the CPU.
     """
     device, dense = v.device, layout.dense_numel
     picked = select(layout, v, density, workspace)
     everything = torch.cat([layout.dense_positions_on(device), picked])
-    moved = torch.cat([picked.to(torch.int32), v[everything].float().view(torch.int32)]).cpu()
+    held = v.index_select(0, everything)
+    moved = torch.cat([picked.to(torch.int32), held.float().view(torch.int32)]).cpu()
     positions, values = moved[: picked.numel()].to(torch.int64), moved[picked.numel() :].view(torch.float32)
     sent = values[dense:] != 0
     if not bool(sent.all()):
         positions, values = positions[sent], torch.cat([values[:dense], values[dense:][sent]])
         everything = torch.cat([layout.dense_positions, positions]).to(device)
+        held = v.index_select(0, everything)
     coded = wire.encode(values, kind)
-    read = coded.decode().to(device, v.dtype)
-    v[everything] -= read
+    read = coded.decode()
+    rest = held - read.to(device, v.dtype)
+    v.index_copy_(0, everything, rest)
+    if squares is not None:
+        squares.v -= held.double().square().sum() - rest.double().square().sum()
     if masking and u is not None:
-        # What was rounded to nothing was not sent: it keeps its momentum.
-        entries = everything[dense:]
-        u[entries] = u[entries].masked_fill_(read[dense:] != 0, 0)
+        kept = read[dense:] == 0  # what was rounded to nothing was not sent: it keeps its momentum
+        entries = positions[~kept].to(device) if bool(kept.any()) else everything[dense:]
+        if squares is not None and squares.u is not None:
+            squares.u -= u.index_select(0, entries).double().square().sum()
+        u.index_fill_(0, entries, 0.0)
     return pack(layout, kind, coded, positions)
 
 
 def add_message(total: Tensor, positions: Tensor, values: Tensor) -> None:
     """total[positions] += values, for unique positions, without atomics: the result has one order on every device."""
-    total[positions] = total[positions] + values
+    total.index_copy_(0, positions, total.index_select(0, positions) + values)

@@ -94,6 +94,10 @@ class ImageSource(Source):
             out[:] = True
         return rows[out]
 
+    def corrupt_reason(self, row: int) -> str | None:
+        with self._lock:
+            return self.corrupt.get(row)
+
     def _decode(self, encoded: bytes | None, row: int) -> Image.Image | None:
         try:
             return decode(encoded, self.channels)

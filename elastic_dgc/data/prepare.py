@@ -13,9 +13,10 @@ import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -36,25 +37,39 @@ _OURS = re.compile(r"(train|test)-\d{5}\.parquet|classes\.json")
 _SCHEMA = pa.schema([("image", pa.binary()), ("label", pa.int64())])
 
 
+SkipCorrupt = Callable[[Path, str], None]
+
+
 class Split(Protocol):
     """Samples of one split, encoded when asked for."""
 
     def __len__(self) -> int: ...
-    def sample(self, index: int) -> tuple[bytes, int]: ...
+    def sample(self, index: int) -> tuple[bytes, int] | None:
+        """The encoded image and its label; None for a corrupt one that is to be left out."""
 
 
 @dataclass
 class _Folder:
     files: list[tuple[Path, int]]
     size: int | None
+    skip: SkipCorrupt | None
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def sample(self, index: int) -> tuple[bytes, int]:
+    def sample(self, index: int) -> tuple[bytes, int] | None:
         path, label = self.files[index]
         encoded = path.read_bytes()
-        return (encoded if self.size is None else _shrunk(encoded, self.size, path)), label
+        try:
+            image = decode(encoded, 3)
+        except DataError as error:
+            if self.skip is None:
+                raise DataError(
+                    f"{path} is corrupt ({error}): mend or remove it, or leave such images out (--skip-corrupt)"
+                ) from error
+            self.skip(path, str(error))
+            return None
+        return (encoded if self.size is None else _shrunk(encoded, image, self.size)), label
 
 
 @dataclass
@@ -80,13 +95,16 @@ def prepare(
     rows_per_file: int = 10000,
     size: int | None = None,
     force: bool = False,
+    skip_corrupt: SkipCorrupt | None = None,
 ) -> dict[str, int]:
     """Write `train-*.parquet`, `test-*.parquet` and `classes.json` into the local folder `target`.
 
     `source` is a folder `split/class/*.jpg|png` with the splits train and test (or val), or the CIFAR-10 or -100
     python archive, packed or not. Original file bytes are kept, unless `size` is given and the shorter side is
     longer than that; CIFAR becomes PNG. The folder appears whole or not at all; one that is not empty is replaced
-    with `force`, and only if everything in it was written by this function. Returns the rows of each split.
+    with `force`, and only if everything in it was written by this function. Every file of a folder is decoded once, to
+    find corrupt ones here and not in training: they are an error, or left out where `skip_corrupt(path, reason)` is
+    given, which is called for each. Returns the rows of each split.
     Raises `UsageError`, `DataError`, `StorageError`.
     """
     for name, value in (("rows_per_group", rows_per_group), ("rows_per_file", rows_per_file), ("size", size)):
@@ -105,13 +123,16 @@ def prepare(
         splits = {name: _Arrays(*arrays) for name, arrays in cifar.splits.items()}
     else:
         classes, folders = _scan(src)
-        splits = {name: _Folder(files, size) for name, files in folders.items()}
+        splits = {name: _Folder(files, size, skip_corrupt) for name, files in folders.items()}
+    rows: dict[str, int] = {}
     with _whole_folder(dst) as work:
         for name, split in splits.items():
             order = permutation(len(split), seed, zlib.crc32(name.encode()))
-            _write(split, order, work / name, rows_per_group, rows_per_file)
+            rows[name] = _write(split, order, work / name, rows_per_group, rows_per_file)
+            if not rows[name]:
+                raise DataError(f"{src}: every image of the split '{name}' is corrupt")
         (work / "classes.json").write_text(json.dumps(classes) + "\n")
-    return {name: len(split) for name, split in splits.items()}
+    return rows
 
 
 def _scan(src: Path) -> tuple[list[str], dict[str, list[tuple[Path, int]]]]:
@@ -145,14 +166,8 @@ def _scan(src: Path) -> tuple[list[str], dict[str, list[tuple[Path, int]]]]:
     return classes, splits
 
 
-def _shrunk(encoded: bytes, size: int, path: Path) -> bytes:
+def _shrunk(encoded: bytes, image: Image.Image, size: int) -> bytes:
     """The image with its shorter side brought down to `size`, in its own format; smaller ones keep their bytes."""
-    try:
-        image = decode(encoded, 3)
-    except DataError as error:
-        raise DataError(
-            f"{path} is corrupt ({error}): mend or remove it, or leave out size to keep it as it is"
-        ) from error
     scale = size / min(image.size)
     if scale >= 1:
         return encoded
@@ -166,15 +181,22 @@ def _shrunk(encoded: bytes, size: int, path: Path) -> bytes:
     return out.getvalue()
 
 
-def _write(split: Split, order: Sequence[int] | npt.NDArray[np.int64], stem: Path, group: int, per_file: int) -> None:
-    for number, first in enumerate(range(0, len(order), per_file)):
+def _write(split: Split, order: Sequence[int] | npt.NDArray[np.int64], stem: Path, group: int, per_file: int) -> int:
+    """Returns the rows written: fewer than there are where corrupt ones are left out."""
+    samples = (sample for sample in (split.sample(int(index)) for index in order) if sample is not None)
+    written = number = 0
+    while part := list(islice(samples, min(group, per_file))):
         path = stem.with_name(f"{stem.name}-{number:05d}.parquet")
         # The images are compressed already.
         with pq.ParquetWriter(path, _SCHEMA, compression="none", use_dictionary=False) as writer:
-            for start in range(first, min(first + per_file, len(order)), group):
-                end = min(start + group, first + per_file, len(order))
-                images, labels = zip(*(split.sample(int(index)) for index in order[start:end]), strict=True)
+            in_file = 0
+            while part:
+                images, labels = zip(*part, strict=True)
                 writer.write_table(pa.table([images, labels], schema=_SCHEMA), row_group_size=group)
+                in_file += len(part)
+                part = list(islice(samples, min(group, per_file - in_file)))
+        written, number = written + in_file, number + 1
+    return written
 
 
 def _check_target(dst: Path, force: bool) -> None:

@@ -49,6 +49,12 @@ class Source(ABC):
         """Which of the rows the batch that `load` returned for them does not contain. Valid after that `load`."""
         return np.zeros(0, dtype=np.int64)
 
+    def corrupt_reason(self, row: int) -> str | None:
+        """Why a row that was left out cannot be used at all, with its place; None where it was left out for something
+        else. Valid on the worker that loaded it."""
+        del row
+        return None
+
 
 class MapStyle(Protocol):
     def __len__(self) -> int: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from elastic_dgc.errors import PeerLost
 
 if TYPE_CHECKING:
-    from elastic_dgc.exchange.transport import Transport
+    from elastic_dgc.exchange.transport import SentHook, Transport
 
 T = TypeVar("T")
 Payload = bytes | bytearray | memoryview
@@ -61,7 +61,8 @@ class Ask:
     """Send these, then give me those. `want` maps each wanted key to the rank it must come from.
 
     `phase` names the communication in errors and picks its deadline; `sent_point` is the fault point that lies
-    between sending and receiving.
+    between sending and receiving. `sizes`: the bytes of every wanted payload, where everyone has decided that this
+    goes by a library's collectives, which must know them beforehand.
     """
 
     send: tuple[Parcel, ...]
@@ -69,6 +70,7 @@ class Ask:
     phase: str
     deadline_s: float = 600.0
     sent_point: str | None = field(default=None)
+    sizes: Mapping[Key, int] | None = None
 
 
 Steps = Generator[Ask, Mapping[Key, Payload], T]
@@ -84,11 +86,8 @@ def drive(steps: Steps[T], transport: Transport, sent: SentHook | None = None) -
     try:
         ask = next(steps)
         while True:
-            transport.send(ask.send)
-            if sent is not None:
-                sent(ask)
             try:
-                got = transport.collect(ask.want, ask.deadline_s, ask.phase)
+                got = transport.exchange(ask, sent)
             except PeerLost as lost:
                 ask = steps.throw(lost)  # the protocol may know how to go on
             else:
@@ -97,12 +96,6 @@ def drive(steps: Steps[T], transport: Transport, sent: SentHook | None = None) -
         return stop.value
     finally:
         steps.close()
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    SentHook = Callable[[Ask], None]
 
 
 def parcels(to: Iterable[int], key: Key, payload: Payload) -> tuple[Parcel, ...]:

@@ -37,9 +37,16 @@ class Members:
     def route(self, bytes_each: float) -> Route:
         """The way that payloads of so many bytes per virtual worker take: the same on every worker."""
         if self.transport is not None:
-            return self.transport
+            return Route.TREE if self.transport is Route.TREE else Route.ALL
         hosted = -(-self.virtual_workers // self.size)
         return choose(self.places, self.link, hosted * bytes_each)
+
+    @property
+    def collectives(self) -> bool:
+        """Whether whole dense steps go by a library's collectives: where those are there, and measured to be faster."""
+        if self.link is None or not self.link.collectives_gain:
+            return False
+        return self.transport is Route.COLLECTIVES or (self.transport is None and self.link.collectives_gain > 1.1)
 
     @property
     def virtual_workers(self) -> int:

@@ -3,8 +3,9 @@
 `all-to-all`: everyone sends to everyone. `tree`: the workers of a node hand theirs to the node's first worker; those
 exchange bundles in ceil(log2(nodes)) rounds (Bruck et al., IEEE TPDS 1997) and hand down what they got. A bundle so
 crosses to each other node once, not once for each of its workers, and a worker sends few frames where all-to-all sends
-N - 1. Which is faster depends on N, bytes and the link, so it is computed from what was measured. What arrives is the
-same either way, and the sum is taken in the order of virtual workers: no route changes a bit.
+N - 1. Whole dense steps may go by a library's `collectives`, see there. Which is faster depends on N, bytes and the
+link, so it is computed from what was measured. What arrives is the same either way, and the sum is taken in the order
+of virtual workers: no route changes a bit.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Route(Enum):
 
     ALL = "all-to-all"
     TREE = "tree"
+    COLLECTIVES = "collectives"  # of a library, for whole dense steps; all else goes straight
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Link:
 
     network: Speed | None
     local: Speed | None
+    collectives_gain: float = 0.0  # how much faster gloo moved large payloads than frames; 0: not there
 
     @property
     def slowest(self) -> Speed:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from elastic_dgc.exchange.ask import Key, Parcel, Payload
+from elastic_dgc.exchange.ask import Ask, Key, Parcel, Payload
+
+SentHook = Callable[[Ask], None]
 
 
 class Transport(ABC):
@@ -29,6 +31,13 @@ class Transport(ABC):
     def collect(self, want: Mapping[Key, int], deadline_s: float, phase: str) -> dict[Key, Payload]:
         """Wait until every wanted payload is here. Raises `PeerLost` naming the rank that something is missing from:
         at once when that peer's connection ended, else after `deadline_s` or when it kept silent too long."""
+
+    def exchange(self, ask: Ask, sent: SentHook | None = None) -> Mapping[Key, Payload]:
+        """Send, call `sent`, collect: one ask. What a transport may do otherwise where an ask's `sizes` are known."""
+        self.send(ask.send)
+        if sent is not None:
+            sent(ask)
+        return self.collect(ask.want, ask.deadline_s, ask.phase)
 
     @abstractmethod
     def forget(self, before_attempt: int) -> None:

@@ -16,6 +16,7 @@ from elastic_dgc.keeping.storage_base import Names, Storage, clean, storage_erro
 
 _TMP = ".tmp-"
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems answer that cannot sync a directory
+_TRIES = 3
 _NO_LINK = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -138,13 +139,40 @@ def _complete(target: str, data: bytes) -> Iterator[str]:
 
 
 def _make_directories(directory: str) -> None:
-    """Like os.makedirs, but each new name is synced into its parent: a file in a lost directory is a lost file."""
+    """Like os.makedirs, but each new name is synced into its parent: a file in a lost directory is a lost file.
+
+    Raises `StorageError` where a name on the way is no directory, or cannot become one."""
+    for _ in range(_TRIES):
+        try:
+            for one in _missing(directory):
+                _make_directory(one)
+        except FileNotFoundError as error:
+            reason = error  # its parent was deleted meanwhile, or the file system (/proc) makes no directories
+        else:
+            return
+    raise StorageError(
+        f"cannot make the directory {reason.filename}: the file system of {os.path.dirname(str(reason.filename))} "
+        "takes no new ones: choose another --storage"
+    ) from reason
+
+
+def _missing(directory: str) -> list[str]:
+    """This directory and those above it that are not there, the uppermost first."""
+    found: list[str] = []
+    while not os.path.isdir(directory):
+        if os.path.islink(directory) and not os.path.exists(directory):
+            raise StorageError(
+                f"cannot make the directory {directory}: it is a link to {os.readlink(directory)}, which is not there: "
+                "mend the link, or choose another --storage"
+            )
+        found.append(directory)
+        directory = os.path.dirname(directory)
+    return found[::-1]
+
+
+def _make_directory(directory: str) -> None:
     try:
         os.mkdir(directory)
-    except FileNotFoundError:
-        _make_directories(os.path.dirname(directory))
-        _make_directories(directory)
-        return
     except FileExistsError:
         if not os.path.isdir(directory):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from None

@@ -1,7 +1,4 @@
-"""The heartbeat: shows that a run is being trained now, and tells its own group when it has become the past.
-
-Clocks of two machines are never compared: a run is live if its beat advances while somebody watches.
-"""
+"""The heartbeat: shows that a run is being trained now, and tells its own group when it has become the past."""
 
 from __future__ import annotations
 
@@ -10,24 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from elastic_dgc.errors import FileMissing, StorageError
+from elastic_dgc.errors import StorageError
 from elastic_dgc.log import logger
-from elastic_dgc.membership.files import Files, decode, encode
+from elastic_dgc.membership.alive import DRIVER_FILE, FILE, PERIOD_S, RUNNING
+from elastic_dgc.membership.files import Files, encode
 from elastic_dgc.membership.view import latest_number
 
-FILE = "heartbeat.json"
-PERIOD_S = 2.0
 SILENCE_LIMIT_S = 60.0
 _JOIN_S = 10.0
-_WATCH_PERIODS = 3
-_MAX_WATCH_S = 60.0
-_POLLS = 12
-
-RUNNING = "running"
-FINISHED = "finished"
-STOPPED = "stopped"
 
 
 class Heartbeat:
@@ -38,6 +26,8 @@ class Heartbeat:
     `silence_limit_s`, since others may then have taken the run for dead. Shorter failures are logged. `attempt` may
     be set at any time; the next beat shows it.
     """
+
+    file = FILE
 
     def __init__(
         self,
@@ -104,20 +94,20 @@ class Heartbeat:
             self._failing = False
         return True
 
-    def stop(self, finished: bool) -> None:
-        """End the thread and leave a last beat that says how the run ended; nothing is written once fenced. May be
-        called again. A last beat that cannot be written is logged: others then have to watch before they start."""
+    def stop(self, state: str) -> None:
+        """End the thread and leave a last beat that says how it ended (see `alive`); nothing is written once fenced.
+        May be called again. A last beat that cannot be written is logged: others then watch before they start."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
-                logger().warning("last heartbeat not written: a write hangs in %s", self._files.url(FILE))
+                logger().warning("last heartbeat not written: a write hangs in %s", self._files.url(self.file))
                 return
         try:
             if self.fenced is None and self._check_view():
-                self._write(FINISHED if finished else STOPPED)
+                self._write(state)
         except StorageError as error:
             logger().warning("last heartbeat not written: %s", error)
 
@@ -153,71 +143,18 @@ class Heartbeat:
             "unix_s": self._wall_clock(),
         }
         self._beats += 1
-        self._files.write(FILE, encode(record))
+        self._files.write(self.file, encode(record))
         self._last_good_s = self._clock()
 
 
-@dataclass(frozen=True)
-class Alive:
-    """The last beat of a run: who trains it and how far it is. `unix_s` is that machine's clock, for display only."""
+class DriverBeat(Heartbeat):
+    """The same for the driver, in `driver.json`, from its decision to go on with a run until it ends: while Ray starts,
+    and between two groups, no worker beats. Views are no concern of it: its own groups claim them."""
 
-    state: str
-    view: int
-    beat: int
-    attempt: int
-    host: str
-    pid: int
-    period_s: float
-    unix_s: float
+    file = DRIVER_FILE
 
+    def __init__(self, files: Files, period_s: float = PERIOD_S) -> None:
+        super().__init__(files, 0, period_s, on_fenced=lambda reason: None)
 
-def watch_alive(
-    files: Files,
-    watch_s: float | None = None,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Alive | None:
-    """The newest beat of the run in this storage if it advances while being watched, None if the run is not live.
-
-    Returns at once where there is no heartbeat or where it says that the run ended, otherwise at the first advance or
-    after `watch_s` seconds, by default three of the beat's own periods and at most a minute. A damaged heartbeat is
-    logged and watched like others. Raises `StorageError` where the storage cannot be read.
-    """
-    before = _raw(files)
-    first = _parse(before)
-    if before is None or (first is not None and first.state != RUNNING):
-        return None
-    if first is None:
-        logger().warning("%s is damaged: watching whether somebody rewrites it", files.url(FILE))
-    period_s = first.period_s if first is not None else PERIOD_S
-    if watch_s is None:
-        watch_s = min(_WATCH_PERIODS * period_s, _MAX_WATCH_S)
-    end_s = clock() + watch_s
-    while (left_s := end_s - clock()) > 0:
-        sleep(min(watch_s / _POLLS, left_s))
-        data = _raw(files)
-        now = _parse(data)
-        if data is None or (now is not None and now.state != RUNNING):
-            return None
-        if now is not None and data != before:
-            return now
-    return None
-
-
-def _raw(files: Files) -> bytes | None:
-    try:
-        return files.read(FILE)
-    except FileMissing:
-        return None
-
-
-def _parse(data: bytes | None) -> Alive | None:
-    """The beat in these bytes, None where they make no sense."""
-    if data is None:
-        return None
-    try:
-        alive = Alive(**decode(data))
-    except (ValueError, TypeError):
-        return None
-    return alive if isinstance(alive.period_s, (int, float)) and alive.period_s > 0 else None
+    def _check_view(self) -> bool:
+        return True

@@ -156,12 +156,7 @@ def decide(
     """
     if status is Status.NEW:
         return Start.NEW
-    differences = mismatch(old_identity, new_identity)
-    if differences:
-        raise UsageError(
-            f"this name has a run with other settings: {'; '.join(differences)}; "
-            "choose another --name, or give the values that are there"
-        )
+    refuse_other(old_identity, new_identity)
     if status is Status.FINISHED:
         return Start.EXTEND if new_epochs > old_epochs else Start.AFRESH
     if new_epochs < old_epochs:
@@ -170,6 +165,16 @@ def decide(
             f"give --epochs {old_epochs}, or choose another --name"
         )
     return Start.RESUME
+
+
+def refuse_other(old_identity: Mapping[str, Any], new_identity: Mapping[str, Any]) -> None:
+    """Raises `UsageError`, every difference listed, where the two identities are not the same."""
+    differences = mismatch(old_identity, new_identity)
+    if differences:
+        raise UsageError(
+            f"this name has a run with other settings: {'; '.join(differences)}; "
+            "choose another --name, or give the values that are there"
+        )
 
 
 def mismatch(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,8 @@ _MEND = "restore it, or start the run under another name"
 @dataclass(frozen=True)
 class ViewRecord:
     """A view as it was claimed. `number` counts from 1 in a run; `workers` is N; `hosts` are the nodes by rank;
-    `resumed_from` is the attempt of the checkpoint it started from, None for a fresh start."""
+    `resumed_from` is the attempt of the checkpoint it started from, None for a fresh start. `after_failure`: the same
+    command started it, because the group before it failed."""
 
     number: int
     run: str
@@ -29,10 +30,18 @@ class ViewRecord:
     started_unix_s: float
     resumed_from: int | None
     hosts: tuple[str, ...]
+    after_failure: bool = False
 
 
 def claim_view(
-    files: Files, *, run: str, workers: int, started_unix_s: float, resumed_from: int | None, hosts: Sequence[str]
+    files: Files,
+    *,
+    run: str,
+    workers: int,
+    started_unix_s: float,
+    resumed_from: int | None,
+    hosts: Sequence[str],
+    after_failure: bool = False,
 ) -> ViewRecord:
     """Claim the number above the highest there is, in the run's storage. Called once for each start of a group.
 
@@ -42,7 +51,7 @@ def claim_view(
     number = latest_number(files)
     for _ in range(_TRIES):
         number = max(number, latest_number(files)) + 1  # never the same twice, even where a listing lags behind
-        record = ViewRecord(number, run, workers, started_unix_s, resumed_from, tuple(hosts))
+        record = ViewRecord(number, run, workers, started_unix_s, resumed_from, tuple(hosts), after_failure)
         if files.create(_path(number), encode(asdict(record))):
             return record
     raise StorageError(

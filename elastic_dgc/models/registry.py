@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic_dgc.config import nearest
 from elastic_dgc.errors import UsageError
 from elastic_dgc.models.cifar_resnet import CifarResNet
 from elastic_dgc.models.digits import DigitsNet
+from elastic_dgc.models.names import check_channels, check_name, default_channels, is_ours, known
+
+__all__ = ["build", "check_channels", "check_name", "check_size", "default_channels", "is_ours", "known"]
 
 _OWN: dict[str, Callable[..., nn.Module]] = {
     "digits": DigitsNet,
@@ -23,33 +25,6 @@ _OWN: dict[str, Callable[..., nn.Module]] = {
     "resnet56": partial(CifarResNet, 56),
     "resnet110": partial(CifarResNet, 110),
 }
-
-
-def known() -> list[str]:
-    """The names `build` takes, sorted."""
-    import torchvision.models
-
-    return sorted([*_OWN, *torchvision.models.list_models(module=torchvision.models)])
-
-
-def check_name(name: str) -> None:
-    """Raises `UsageError` with the nearest name if `build` does not know `name`."""
-    if name in _OWN:
-        return
-    names = known()
-    if name not in names:
-        raise UsageError(f"model = {name!r} is not known{nearest(name, names) or '; see torchvision.models'}")
-
-
-def default_channels(name: str) -> int:
-    """Image channels a model takes where nothing else is said: 1 for the digits network, 3 for all others."""
-    return 1 if name == "digits" else 3
-
-
-def check_channels(name: str, channels: int) -> None:
-    """Raises `UsageError` if the model of this name has no variant for images of so many channels."""
-    if name not in _OWN and channels != 3:
-        raise UsageError(f"channels = {channels}: {name} of torchvision takes 3 (gray images are converted)")
 
 
 def build(name: str, classes: int, channels: int = 3, image_size: int | None = None, **options: Any) -> nn.Module:

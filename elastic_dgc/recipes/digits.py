@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_dgc.compression.config import CompressionConfig
 from elastic_dgc.recipes.recipe import Recipe
 from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
-from elastic_dgc.tasks.image import ImageConfig
+from elastic_dgc.tasks.image_config import ImageConfig
 from elastic_dgc.trainer.config import RunConfig
 
 

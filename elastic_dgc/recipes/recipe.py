@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from elastic_dgc.config import Config
-from elastic_dgc.tasks.image import ImageConfig
+from elastic_dgc.tasks.image_config import ImageConfig
 from elastic_dgc.trainer.config import RunConfig
 
 

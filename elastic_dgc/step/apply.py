@@ -45,7 +45,7 @@ class PlainSGD(Applier):
         if at is None:
             proposed = torch.sub(self._weights, total.flat, alpha=lr)
         else:  # a position that two messages touch is written twice, with the same value
-            proposed = torch.sub(self._weights[at], total.flat[at], alpha=lr)
+            proposed = torch.sub(self._weights.index_select(0, at), total.flat.index_select(0, at), alpha=lr)
         # One pass tells; only a norm that is not finite, which large finite weights may have too, is worth a second.
         if proposed.numel() and not torch.isfinite(joint_norm(proposed)):
             whole = proposed if at is None else self._weights.clone()
@@ -57,7 +57,7 @@ class PlainSGD(Applier):
         if at is None:
             self._weights.copy_(proposed)
         else:
-            self._weights[at] = proposed
+            self._weights.index_copy_(0, at, proposed)
         return None
 
     def state(self) -> dict[str, Tensor]:

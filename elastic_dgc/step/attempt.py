@@ -140,14 +140,14 @@ def _compress(replica: Replica, plan: Plan, global_count: int, rows: Sequence[Ro
             vector: Rule(factor, 0.0 if vector and not settings.optimizer.decay_vectors else decay, settings.momentum)
             for vector in (False, True)
         }
-        accumulate(
+        one.other_squares = squares = accumulate(
             layout, [rules[len(segment.shape) < 2] for segment in layout.segments], plan.density, one.other_v, weights,
-            one.u, one.v, one.other_u, one.other_v, replica.workspace,
+            one.u, one.v, one.other_u, one.other_v, replica.workspace, count_squares=not plan.whole,
         )  # fmt: skip
         if not plan.whole:
             packed[k] = compress(
                 layout, plan.values, plan.density, one.other_u, one.other_v, settings.compression.masking,
-                replica.workspace,
+                replica.workspace, squares,
             )  # fmt: skip
     return packed
 

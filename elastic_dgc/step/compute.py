@@ -66,10 +66,8 @@ def compute(
     except Exception as raised:  # noqa: BLE001 - the user's own code may raise anything; it becomes a row
         error, health = raised, Health.ERROR
         text = describe(raised, virtual_worker, counters.attempt)
-    gradient = replica.collect(virtual_worker)
-    norms = [joint_norm(gradient).to(replica.device), joint_norm(owned.v).to(replica.device)]
-    norms.append((joint_norm(owned.u) if owned.u is not None else torch.zeros(())).to(replica.device))
-    loss_sum, gradient_norm, v_norm, u_norm = torch.stack([total, *norms]).tolist()
+    norms = [replica.collect(virtual_worker), *(one.to(replica.device) for one in owned.norms())]
+    loss_sum, gradient_norm, u_norm, v_norm = torch.stack([total, *norms]).tolist()
     if health is Health.GOOD:
         text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
         health = Health.NON_FINITE if text else Health.GOOD

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field, field_validator, model_validator
 
 from elastic_dgc.config import Config, nearest
 from elastic_dgc.errors import UsageError
 
-_UNSUITED = {"lbfgs": "it needs a closure", "sparseadam": "it needs sparse gradients"}
+if TYPE_CHECKING:  # settings and help need no torch
+    import torch
+
+_UNSUITED = {
+    "lbfgs": "it needs a closure",
+    "muon": "it takes parameters of two dimensions only",
+    "rprop": "it looks at the signs of single gradients, and takes no weight decay",
+    "sparseadam": "it needs sparse gradients",
+}
 
 
 def make_torch_optimizer(config: OptimizerConfig, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     """The optimizer of `torch.optim` that the settings name. Raises `UsageError`: unknown name (with the nearest),
     unsuited optimizer, arguments that it does not take."""
+    import torch
+
     known: dict[str, Any] = {
         name.lower(): value
         for name, value in vars(torch.optim).items()
@@ -25,7 +34,8 @@ def make_torch_optimizer(config: OptimizerConfig, parameters: list[torch.Tensor]
     if config.name in _UNSUITED:
         raise UsageError(f"optimizer.name = '{config.name}' cannot be used: {_UNSUITED[config.name]}")
     if config.name not in known:
-        raise UsageError(f"optimizer.name = '{config.name}' is unknown{nearest(config.name, ['sgd', *known])}")
+        usable = {"sgd", *known} - _UNSUITED.keys()
+        raise UsageError(f"optimizer.name = '{config.name}' is unknown{nearest(config.name, usable)}")
     try:
         made: torch.optim.Optimizer = known[config.name](
             parameters, lr=config.lr, weight_decay=config.weight_decay, **config.options
@@ -69,6 +79,8 @@ class OptimizerConfig(Config):
                 f"nesterov = True is for sgd, not for {self.name!r}: give it in options if the optimizer takes it"
             )
         if self.name != "sgd":
+            import torch
+
             make_torch_optimizer(self, [torch.zeros(2, 2, requires_grad=True)])  # its errors belong here, at the start
         return self
 

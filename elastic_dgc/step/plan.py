@@ -76,6 +76,11 @@ def _starts(settings: StepSettings) -> list[int]:
     return [each * (i + 1) for i in range(len(settings.compression.warmup))]
 
 
+def ever_whole(settings: StepSettings, layout: Layout) -> bool:
+    """Whether any step of the run exchanges whole gradients."""
+    return any(plan(settings, layout, applied).whole for applied in (0, *_starts(settings)))
+
+
 def require(settings: StepSettings, layout: Layout) -> None:
     """Raises `CompressionOff` where compression was required and the run's final density would not compress."""
     final = plan(settings, layout, max([0, *_starts(settings)]))

@@ -13,6 +13,7 @@ from elastic_dgc.compression.accumulate import Workspace
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import UsageError
 from elastic_dgc.precision.digest import digests
+from elastic_dgc.precision.finite import joint_norm
 from elastic_dgc.step.apply import make_applier
 from elastic_dgc.step.settings import StepSettings
 from elastic_dgc.step.state import Counters, Exported, OwnedState, copy_all
@@ -62,7 +63,7 @@ class Replica:
         staged = residual_device is not None and self.residual_device != self.device
         self._staging = self.layout.views(torch.zeros_like(self.weights)) if staged else None
         self._arriving: dict[str, Tensor] | None = None
-        self._arrived: set[str] = set()
+        self._arrived: dict[str, Tensor] = {}  # the norms of the gradients that have arrived
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
         self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
@@ -101,12 +102,13 @@ class Replica:
             self._arriving[name].add_(gradient)
         else:
             self._arriving[name].copy_(gradient)
-            self._arrived.add(name)
+        self._arrived[name] = joint_norm(self._arriving[name])
         parameter.grad = None
 
     @torch.no_grad()
     def collect(self, virtual_worker: int) -> Tensor:
-        """After the last backward: the flat gradient, in the other v. Zero where none arrived."""
+        """After the last backward: the gradient is in the other v, zero where none arrived. Returns its joint norm, a
+        0-dim tensor: not finite if any element is not, or if it overflows."""
         views = self.gradients(virtual_worker)
         for name, parameter in self.trained.items():
             self._arrive(name, parameter)  # one that was set by hand, without autograd
@@ -116,7 +118,8 @@ class Replica:
         if self._staging is not None:
             for name, view in self.owned[virtual_worker].other_v_views.items():
                 view.copy_(views[name])
-        return self.owned[virtual_worker].other_v
+        norms = [self._arrived[name] for name in self.trained if name in self._arrived]
+        return joint_norm(torch.stack(norms)) if norms else torch.zeros((), device=self.device)
 
     def weights_for_decay(self) -> Tensor:
         """The weights where u and v are; what weight decay reads."""

@@ -86,7 +86,10 @@ def dense_sum(
         if host != members.rank
         for i in sorted(owned)
     }
-    got = yield Ask(send, want, "exchange", deadline_s, "exchange")
+    sizes = [wire.size(kind, span.stop - span.start) for span in spans]
+    by_library = members.collectives
+    known = {key: sizes[key.part] for key in want} if by_library else None
+    got = yield Ask(send, want, "exchange", deadline_s, "exchange", known)
     sums: dict[int, Tensor] = {}
     rounding: dict[int, Tensor] = {}
     for i in sorted(owned):
@@ -100,7 +103,7 @@ def dense_sum(
     own = {i: _bytes_of(value) for i, value in sums.items()}
     parts = yield from gather_virtual(
         members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s,
-        bytes_each=wire.size(kind, layout.numel) / k_all,
+        bytes_each=wire.size(kind, layout.numel) / k_all, sizes=sizes if by_library else None,
     )  # fmt: skip
     # Only now may other_v change: it is what the transport was still reading from.
     for k, one in owned.items():

@@ -28,7 +28,7 @@ class Total:
         if self.touched is None:
             self._flat.zero_()
         else:
-            self._flat[self.touched] = 0
+            self._flat.index_fill_(0, self.touched, 0.0)
         self.touched = torch.cat([positions for positions, _ in messages])
         for positions, values in messages:
             add_message(self._flat, positions, values)

@@ -5,79 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from elastic_dgc.config import Config
-from elastic_dgc.data.augment import Augment
 from elastic_dgc.data.digits import digits_path
 from elastic_dgc.data.images import ImageSource
 from elastic_dgc.data.parquet import ParquetShards
 from elastic_dgc.errors import UsageError
 from elastic_dgc.models import export, registry
+from elastic_dgc.tasks.image_config import ImageConfig
 from elastic_dgc.tasks.task import Task
 
 Batch = tuple[Tensor, Tensor]
-
-
-class ImageConfig(Config):
-    """What is trained on which images. Every field but `data` decides the result; of the data its fingerprint does."""
-
-    model: str = Field("digits", description="digits, resnet20, resnet56, resnet110 or a torchvision model")
-    data: str | None = Field(
-        None, description="folder or URI of Parquet shards; 'digits': embedded, the default of model digits"
-    )
-    classes: int | None = Field(None, ge=1, description="number of classes; by default what the data has")
-    channels: Literal[1, 3] | None = Field(None, description="1 gray, 3 RGB, images are converted; default: model's")
-    crop: Literal["none", "pad", "resized"] = Field("none", description="random crop of training images")
-    pad: int | None = Field(None, ge=1, description="border of crop 'pad' in pixels; 4 by default")
-    flip: bool = Field(False, description="mirror half of the training images")
-    image_size: int | None = Field(None, ge=1, description="side in pixels that images are brought to")
-    resize_eval: int | None = Field(None, ge=1, description="shorter side before the centre crop of image_size")
-    mean: tuple[float, ...] = Field((0.5,), description="of pixels in 0..1, one or one per channel")
-    std: tuple[float, ...] = Field((0.25,), description="of pixels in 0..1, one or one per channel")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
-    skip_corrupt: bool = Field(False, description="leave images out that cannot be decoded, and count them")
-    init_from: str | None = Field(None, description="plain model file to start from: safetensors or a state dict")
-    init_skip: tuple[str, ...] = Field((), description="glob patterns of tensors init_from leaves fresh")
-    freeze: tuple[str, ...] = Field((), description="glob patterns of parameters that are not trained")
-
-    @field_validator("std")
-    @classmethod
-    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if any(not one > 0 for one in value):
-            raise ValueError("every standard deviation must be above 0")
-        return value
-
-    @model_validator(mode="after")
-    def _fits(self) -> ImageConfig:
-        registry.check_name(self.model)
-        registry.check_channels(self.model, self.image_channels)
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, self.image_channels):
-                raise ValueError(
-                    f"{name} has {len(values)} values: one is needed, or one for each of {self.image_channels} channels"
-                )
-        if self.pad is not None and self.crop != "pad":
-            raise ValueError(f"pad = {self.pad} is for crop = 'pad', not for crop = {self.crop!r}")
-        if self.init_skip and self.init_from is None:
-            raise ValueError(f"init_skip = {self.init_skip} is for init_from, which is not given")
-        self.augment()
-        return self
-
-    @property
-    def image_channels(self) -> int:
-        """Channels of the images that the model gets."""
-        return self.channels or registry.default_channels(self.model)
-
-    def augment(self) -> Augment:
-        """The part of these settings that the image source takes."""
-        pad = (self.pad or 4) if self.crop == "pad" else 0
-        return Augment(crop=self.crop, pad=pad, flip=self.flip, size=self.image_size, resize_eval=self.resize_eval)
 
 
 class ImageClassification(Task):

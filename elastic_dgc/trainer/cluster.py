@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import torch
+from ray._private import worker
 
 from elastic_dgc.errors import ElasticDGCError, UsageError
 from elastic_dgc.trainer.config import RunConfig
+from elastic_dgc.trainer.words import count
 
+KNOCK_S = 5.0
+CLIENT_PORT = 10001  # of ray:// addresses without one
 OBJECT_STORE_BYTES = 200_000_000  # nothing large goes through it
 DEFAULTS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # a lost worker is noticed within a second, not two
@@ -53,11 +58,14 @@ def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bo
         return Connection(owned=False)
     prepare_environment(state_tracking=address is not None or dashboard)
     common: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "info" if verbose else "error"}
+    if not verbose:
+        _hush()
     if address is not None:
+        _knock(address)
         try:
             context = ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UsageError(f"no Ray cluster at '{address}': {str(error).splitlines()[0]}") from None
+            raise UsageError(f"no Ray cluster at '{address}': {' '.join(str(error).split())[:300]}") from None
         return _owned(context)
     cpus = max(os.cpu_count() or 1, math.ceil(config.max_workers * config.cpus_per_worker))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -70,6 +78,38 @@ def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bo
         **common,
     )
     return _owned(context)
+
+
+def disconnect() -> None:
+    """Leave Ray again, after `connect` said that it is ours."""
+    ray.shutdown()
+    worker._worker_logs_enabled = True
+
+
+def _hush() -> None:
+    """Keep off the progress what Ray prints of itself on the driver's stdout when a worker dies: a paragraph of its own
+    for each, in colours, though `log_to_driver` is off (ray/_private/worker.py, `listen_error_messages`). The switch is
+    the one of Ray's debugger; what it says stands in Ray's logs too, and `--verbose` shows it."""
+    worker._worker_logs_enabled = False
+
+
+def _knock(address: str) -> None:
+    """Raises `UsageError` where nothing listens at HOST:PORT or ray://HOST:PORT: Ray would try for half a minute and
+    print what it thinks of it. Other addresses ('auto', 'local', a name) are left to Ray."""
+    place = address.removeprefix("ray://").split("?")[0].rstrip("/")
+    host, colon, port = place.rpartition(":")
+    if not colon and address.startswith("ray://"):
+        host, port = place, str(CLIENT_PORT)
+    if not host or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+    except (OSError, OverflowError) as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"no Ray cluster at '{address}': {reason.lower()}; give the --address of a running one (ray status shows "
+            f"whether there is one), or none to start Ray here"
+        ) from None
 
 
 def _owned(context: Any) -> Connection:
@@ -109,7 +149,7 @@ def missing(config: RunConfig, device: str) -> str | None:
     has = ", ".join(f"{sum(one.get(name, 0.0) for one in alive):g} {name}" for name in needs)
     return (
         f"the cluster can place {room} of the {config.min_workers} workers that are needed at least ({each} each; "
-        f"it has {has} on {len(alive)} nodes): add nodes, or lower --workers"
+        f"it has {has} on {count(len(alive), 'node')}): add nodes, or lower --workers"
     )
 
 

@@ -41,7 +41,7 @@ class RunConfig(Config):
     evaluation_batch: int = Field(256, ge=1, description="(fixed) samples per batch of an evaluation")
     checkpoint_every_s: float = Field(60.0, ge=0, description="seconds between durable checkpoints; 0: every step")
     keep: int = Field(2, ge=1, description="durable checkpoints kept")
-    transport: Literal["auto", "all-to-all", "tree"] = Field(
+    transport: Literal["auto", "all-to-all", "tree", "collectives"] = Field(
         "auto", description="how messages travel: by workers, bytes and measured speed, or always one way"
     )
     digest_every: int = Field(200, ge=1, description="attempts between digests of shared state")

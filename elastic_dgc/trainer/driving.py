@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -21,6 +22,7 @@ from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer.backend import MeshConfig
 from elastic_dgc.trainer.controller import AnnounceController, end_fit
 from elastic_dgc.trainer.job import Job
+from elastic_dgc.trainer.losses import Losses
 from elastic_dgc.trainer.monitor import News, start_monitor
 from elastic_dgc.trainer.progress import Display
 from elastic_dgc.trainer.worker import train_worker
@@ -96,7 +98,7 @@ def _trainer(job: Job) -> DataParallelTrainer:
 def _watch(job: Job, monitor: Any, thread: threading.Thread, display: Display) -> dict[str, Any] | None:
     """Show what happens until there is an outcome, or Ray Train ends without one. Raises `ElasticDGCError` where the
     cluster could not place the workers in time."""
-    seen, pushes = 0, -1
+    seen, pushes, losses = 0, -1, Losses()
     last_news = last_said = time.monotonic()
     while True:
         running = thread.is_alive()
@@ -106,6 +108,9 @@ def _watch(job: Job, monitor: Any, thread: threading.Thread, display: Display) -
             text = f"Ray does not answer any more: {_first_line(error)}; the same command goes on"
             raise ElasticDGCError(text) from None
         seen += len(news.events)
+        lost = losses.follow(news.progress, news.losses)
+        if lost is not None:
+            display.say(lost, logging.WARNING)
         for event in news.events:
             display.say(event["text"], event["level"])
         display.show(news.progress)

@@ -6,27 +6,28 @@ import hashlib
 import json
 import os
 import pickle
-import platform
 import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-import torch
 
 from elastic_dgc import faults
-from elastic_dgc.errors import RunIsLive, Stopped, TaskFailed, UsageError, error_named
+from elastic_dgc.errors import Stopped, TaskFailed, UsageError, error_named
 from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.keeping.storage_base import Storage
 from elastic_dgc.membership import runs
-from elastic_dgc.membership.heartbeat import watch_alive
+from elastic_dgc.membership.alive import FINISHED, STOPPED
+from elastic_dgc.membership.heartbeat import DriverBeat
 from elastic_dgc.tasks.task import Task
 from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer import job as jobs
+from elastic_dgc.trainer.choosing import choose_run
 from elastic_dgc.trainer.config import RunConfig
 from elastic_dgc.trainer.driving import drive_run
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.progress import Display
+from elastic_dgc.trainer.words import workers_range
 
 
 @dataclass(frozen=True)
@@ -83,26 +84,34 @@ class ElasticTrainer:
         config = self._absolute(self.config)
         local = self._address is None and not ray.is_initialized()
         connection = cluster.Connection(owned=False)
+        beat: DriverBeat | None = None
+        ended = STOPPED
         with Display(self._quiet) as display:
             try:
                 if not local:
                     connection = cluster.connect(config, self._address, self._dashboard, self._verbose)
                 device = cluster.choose_device(config, local)
                 identity = self._identity(config, device)
-                for path in (config.audit, config.report):
+                for option, path in (("audit", config.audit), ("report", config.report)):
                     if path is not None:
-                        _probe(path)
+                        _probe(option, path)
                 root = open_storage(config.storage)
                 name = config.name or jobs.default_name(self.task, identity)
-                run = self._choose_run(root, name, identity, config, display)
+                run = choose_run(root, name, identity, config, self.task, display.say)
+                beat = DriverBeat(root.child(run.place))
+                beat.start()
+                display.say(self._starting(config, device, local))
                 if local:
                     connection = cluster.connect(config, None, self._dashboard, self._verbose)
                 if connection.dashboard is not None:
                     display.say(f"Ray dashboard: {connection.dashboard}")
                 report = self._drive(run, identity, config, device, display)
+                ended = FINISHED
             finally:
                 if connection.owned:
-                    ray.shutdown()
+                    cluster.disconnect()
+                if beat is not None:
+                    beat.stop(ended)
         return Result(name, report)
 
     def _absolute(self, config: RunConfig) -> RunConfig:
@@ -121,38 +130,10 @@ class ElasticTrainer:
         self.task.model()  # here, where its errors are one line, before anything is started
         return identity
 
-    def _choose_run(
-        self, root: Storage, name: str, identity: dict[str, Any], config: RunConfig, display: Display
-    ) -> runs.RunDirectory:
-        """What the same command does: resume, go on further, or start a new run under this name."""
-        found = runs.RunDirectory.find(root, name)
-        start = runs.decide(found.status, found.identity, identity, found.epochs, config.epochs)
-        if start is runs.Start.RESUME:
-            display.say(f"run '{name}' is unfinished in {root.url(found.place)}: going on with it")
-            self._refuse_live(root.child(found.place), name, display)
-            return found
-        if start is runs.Start.EXTEND:
-            display.say(f"run '{name}' finished {found.epochs} epochs: going on to {config.epochs}")
-            found.extend(config.epochs)
-            return found
-        if start is runs.Start.AFRESH:
-            display.say(
-                f"run '{name}' has finished ({root.url(found.place)}): starting a new one under the same name; "
-                f"more --epochs than {found.epochs} would go on with it"
-            )
-        versions = {"torch": torch.__version__, "ray": ray.__version__, "python": platform.python_version()}
-        settings = {"run": config.model_dump(mode="json"), "task": self.task.identity()}
-        return runs.RunDirectory.create(
-            root, name, identity=identity, epochs=config.epochs, settings=settings, versions=versions
-        )
-
-    def _refuse_live(self, storage: Storage, name: str, display: Display) -> None:
-        alive = watch_alive(storage)
-        if alive is not None:
-            raise RunIsLive(
-                f"run '{name}' is being trained right now: process {alive.pid} on {alive.host}, attempt "
-                f"{alive.attempt}; wait for it, stop it, or choose another --name"
-            )
+    def _starting(self, config: RunConfig, device: str, local: bool) -> str:
+        workers = workers_range(config.min_workers, config.max_workers)
+        what = f"Ray and {workers} on this machine" if local else f"{workers} on the cluster"
+        return f"starting {what}, with {device}: this takes about half a minute"
 
     def _drive(
         self, run: runs.RunDirectory, identity: dict[str, Any], config: RunConfig, device: str, display: Display
@@ -175,7 +156,9 @@ class ElasticTrainer:
             self._raise(outcome)
         if config.audit is not None:
             _copy(storage, "audit.jsonl", config.audit)
+            outcome["audit_file"] = config.audit
         if config.report is not None:
+            outcome["report_file"] = config.report
             open_storage(os.path.dirname(config.report)).write(
                 os.path.basename(config.report), json.dumps(outcome, indent=1).encode()
             )
@@ -194,11 +177,14 @@ class ElasticTrainer:
         raise error
 
 
-def _probe(path: str) -> None:
-    """Find out before training that the file cannot be written after it."""
-    folder, name = open_storage(os.path.dirname(path)), os.path.basename(path)
+def _probe(option: str, path: str) -> None:
+    """Find out before training that the file cannot be written after it. Folders are not made for it."""
+    where, name = os.path.dirname(path), os.path.basename(path)
+    folder = open_storage(where)
     if not name or (folder.is_local and os.path.isdir(path)):
-        raise UsageError(f"{path} is a folder: a file is to be written there")
+        raise UsageError(f"{option} = '{path}' is a folder: name a file in it")
+    if folder.is_local and not os.path.isdir(folder.local_path()):
+        raise UsageError(f"{option} = '{path}': there is no folder '{where}': make it, or name a file elsewhere")
     folder.write(f"{name}.probe", b"")
     folder.delete(f"{name}.probe")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from elastic_dgc.seeds import seed_everything
 from elastic_dgc.step.compute import describe
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.tasks.task import Task
+from elastic_dgc.trainer.diagnosis import failed
 from elastic_dgc.trainer.group import Group
 
 
@@ -27,10 +29,18 @@ def averaged_buffers(task: Task, group: Group, replica: Replica) -> dict[str, Te
 
 
 def evaluate(
-    task: Task, group: Group, replica: Replica, source: Source, batch: int, threads: int, to_device: Any
+    task: Task,
+    group: Group,
+    replica: Replica,
+    source: Source,
+    batch: int,
+    threads: int,
+    to_device: Any,
+    left_out: Callable[[list[int]], None] = lambda rows: None,
 ) -> dict[str, float]:
     """Mean metrics over the source. Batch j is evaluated by worker j mod N, and the sums are added in the order of
-    the batches. The model is left in eval mode, with averaged buffers in it. Raises `TaskFailed` on everyone."""
+    the batches. The model is left in eval mode, with averaged buffers in it. `left_out` is told of rows that a batch
+    lacks, on the worker that has it. Raises `TaskFailed` on everyone."""
     replica.use_buffers(averaged_buffers(task, group, replica))
     replica.model.eval()
     parts = evaluation_batches(source, batch)
@@ -45,6 +55,7 @@ def evaluate(
             for j, loaded in zip(mine, batches, strict=True):
                 group.fault("evaluate")
                 data = to_device(loaded.data)
+                left_out(loaded.left_out.tolist())
                 sums = {name: float(value) for name, value in task.evaluate(replica.model, data).items()}
                 found.append([j, len(loaded.rows) - len(loaded.left_out), sums])
     except Exception as raised:  # noqa: BLE001 - the user's own code; the others must hear of it
@@ -52,7 +63,8 @@ def evaluate(
     told = group.gather({"found": found, "problem": problem}, "evaluation")
     for one in told:
         if one["problem"] is not None:
-            raise TaskFailed(one["problem"].replace("virtual worker -1", "in the evaluation")) from error
+            text = failed(one["problem"]).replace("virtual worker -1", "in the evaluation")
+            raise TaskFailed(text) from error
     totals: dict[str, float] = {}
     samples = 0
     for _, count, sums in sorted(entry for one in told for entry in one["found"]):

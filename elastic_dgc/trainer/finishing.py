@@ -12,6 +12,7 @@ from elastic_dgc.membership.runs import record_result
 from elastic_dgc.membership.view import history
 from elastic_dgc.models.export import save_model
 from elastic_dgc.precision.digest import combine, digests
+from elastic_dgc.trainer.corrupt import count_of
 from elastic_dgc.trainer.evaluation import averaged_buffers
 from elastic_dgc.trainer.figures import FOLDER
 from elastic_dgc.trainer.loop import AUDIT_FOLDER, Training
@@ -31,7 +32,7 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
     weights = dict(replica.model.state_dict())
     own = {str(k): [combine(digests(one.export()[0])), float(one.v.norm())] for k, one in replica.owned.items()}
     owned = {int(k): value for part in group.gather(own, "finishing") for k, value in part.items()}
-    wire_bytes = training.wire_bytes()
+    wire_bytes, corrupt = training.wire_bytes(), training.corrupt.everyone()
     report: dict[str, Any] = {"state": state}
 
     def write() -> None:
@@ -40,6 +41,7 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
         counters, config = replica.counters, job.config
         seconds = training.seconds()
         in_view = time.monotonic() - training.totals.started
+        views = history(storage)
         last = counters.evaluations[-1] if counters.evaluations else {}
         report.update(
             {
@@ -58,7 +60,9 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
                 "dense_bytes": counters.dense_bytes,
                 "upload_ratio": counters.dense_bytes / max(1, counters.upload_bytes),
                 "wire_bytes": wire_bytes,
-                "restarts": len(history(storage)) - 1,
+                "corrupt_samples": count_of(corrupt),
+                "restarts": sum(view.after_failure for view in views),
+                "starts": len(views),
                 "resumed_from_step": resumed_from,
                 "views": counters.views,
                 "workers": group.members.size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,11 +12,14 @@ from typing import Any, TypeVar
 from elastic_dgc import faults
 from elastic_dgc.errors import Disagreement, PeerLost, error_named
 from elastic_dgc.exchange.ask import Ask, Kind, Payload, Steps, drive
+from elastic_dgc.exchange.collectives import CollectiveTransport, open_gloo, open_store
 from elastic_dgc.exchange.gather import gather_virtual, gather_workers
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.exchange.probe import measure_link
 from elastic_dgc.exchange.routes import Route, Topology
+from elastic_dgc.exchange.tcp import TcpTransport
 from elastic_dgc.exchange.transport import Transport
+from elastic_dgc.log import logger
 from elastic_dgc.precision.digest import differences
 
 T = TypeVar("T")
@@ -38,13 +42,48 @@ class Group:
         """Drive a protocol generator over the transport."""
         return drive(steps, self.transport, self._sent)
 
-    def learn_link(self, hosts: tuple[str, ...], transport: str) -> None:
+    def learn_link(self, hosts: tuple[str, ...], transport: str, collectives: tuple[str, float] | None) -> None:
         """Measure the link between the workers, whose host names by rank are given, and let it, or the user's choice of
-        a `transport`, decide the routes from now on."""
+        a `transport`, decide the routes from now on. `collectives`: this worker's own address, and a deadline in
+        seconds, where gloo may be used beside the frames."""
         topology = Topology.of(hosts)
-        link = self.run(measure_link(self.members, topology, self.attempt, time.perf_counter, self.deadline_s))
+        library = collectives is not None and self.members.size > 1 and self._open_collectives(*collectives)
+        steps = measure_link(self.members, topology, self.attempt, time.perf_counter, self.deadline_s, library)
+        link = self.run(steps)
+        if library and link is not None and isinstance(self.transport, CollectiveTransport):
+            self.transport.least_bytes_per_s = link.slowest.bytes_per_s / 10
         chosen = None if transport == "auto" else Route(transport)
         self.members = replace(self.members, topology=topology, link=link, transport=chosen)
+
+    def _open_collectives(self, host: str, deadline_s: float) -> bool:
+        """Set gloo up beside the frames, on everyone or on nobody. Returns whether it is there."""
+        rank, frames = self.members.rank, self.transport
+        assert isinstance(frames, TcpTransport)
+        store: Any = None
+        gloo: Any = None
+        reason = None
+        try:
+            store = open_store(host, deadline_s) if self.leads else None
+        except (RuntimeError, ValueError) as error:
+            reason = str(error)
+        address = self.gather([host, store.port] if store is not None else None, "setting up collectives")[0]
+        if address is not None:
+            try:
+                place = store if store is not None else (address[0], address[1])
+                gloo = open_gloo(place, host, rank, self.members.size, self.view, self.deadline_s)
+            except (RuntimeError, ValueError) as error:
+                reason = str(error)
+        reasons = self.gather(None if gloo is not None else (reason or "no store"), "setting up collectives")
+        failed = [(r, why) for r, why in enumerate(reasons) if why is not None]
+        if failed:
+            logger(worker=rank).log(
+                logging.WARNING if self.leads else logging.DEBUG,
+                "no library collectives, everything goes by frames: worker %d: %s", failed[0][0],
+                failed[0][1].splitlines()[0],
+            )  # fmt: skip
+            return False
+        self.transport = CollectiveTransport(frames, gloo, deadline_s)
+        return True
 
     def fault(self, point: str, attempt: int | None = None) -> None:
         """A place where a fault may be injected."""

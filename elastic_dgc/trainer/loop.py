@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_dgc.data.audit import AuditWriter
 from elastic_dgc.data.order import Order
 from elastic_dgc.data.source import Source
-from elastic_dgc.errors import Diverged, Fenced
+from elastic_dgc.errors import Diverged, Fenced, TaskFailed
 from elastic_dgc.keeping.storage import Storage
 from elastic_dgc.log import logger
 from elastic_dgc.step.attempt import Outcome, attempt
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.step.row import Request
+from elastic_dgc.trainer.corrupt import CorruptSamples
+from elastic_dgc.trainer.diagnosis import failed, mend, skipped
 from elastic_dgc.trainer.evaluation import evaluate
 from elastic_dgc.trainer.feed import Feed, to_device
 from elastic_dgc.trainer.figures import Figures
@@ -25,7 +28,6 @@ from elastic_dgc.trainer.pays import Pays
 from elastic_dgc.trainer.saving import Checkpoints
 
 AUDIT_FOLDER = "audit"
-ROWS_SHOWN = 16
 
 
 @dataclass
@@ -53,10 +55,12 @@ class Training:
     def __init__(
         self, job: Job, group: Group, replica: Replica, order: Order, feed: Feed, test: Source | None,
         checkpoints: Checkpoints, storage: Storage, totals: Totals, signals: Signals, figures: Figures | None,
+        corrupt: CorruptSamples | None = None, resumed: bool = False,
     ) -> None:  # fmt: skip
         self.job, self.group, self.replica, self.order, self.feed, self.test = job, group, replica, order, feed, test
         self.checkpoints, self.storage, self.totals, self.signals = checkpoints, storage, totals, signals
-        self.figures = figures
+        self.figures, self._has_checkpoint = figures, resumed
+        self.corrupt = corrupt or CorruptSamples(group, {"train": None, "test": test}, {})
         self.log = logger(worker=group.members.rank)
         self.end = order.steps_per_epoch * job.config.epochs
         self._audit = AuditWriter(group.view) if job.config.audit else None
@@ -97,16 +101,15 @@ class Training:
                 )
             )  # fmt: skip
         except Diverged as error:
-            lr = self.replica.settings.lr(counters.applied)
-            raise Diverged(
-                f"{error}{self._samples(number, error.virtual_workers)}; look at these samples, or try a learning rate "
-                f"below {lr:g}; the last checkpoint of the run is untouched"
-            ) from None
+            raise Diverged(self._diverged(number, error)) from None
+        except TaskFailed as error:
+            raise TaskFailed(failed(str(error))) from error.__cause__
         self.group.transport.forget(number)  # its vote returned, so everyone decided the attempt before it (R9)
         self.group.attempt = counters.attempt
         if not outcome.committed and self.group.leads:
-            named = self._samples(number, outcome.decision.bad)
-            self.log.warning("attempt %d skipped: %s%s", number, "; ".join(outcome.reasons), named)
+            self.log.warning("attempt %d skipped: %s", number, self._why(number, outcome.reasons, outcome.decision.bad))
+        for rows in self.feed.left_out.values():
+            self.corrupt.note("train", rows)
         if self._audit is not None:
             for k, rows in sorted(self.feed.used.items()):
                 epoch, left_out = self.order.epoch_of(number), self.feed.left_out[k]
@@ -130,14 +133,17 @@ class Training:
                 asked |= Request.CHECKPOINT
         return asked
 
-    def _samples(self, number: int, virtual_workers: tuple[int, ...]) -> str:
-        """The rows that bad virtual workers used: anyone can name them, the order is a pure function."""
-        text = ""
-        for k in virtual_workers:
-            rows = self.order.rows(number, k).tolist()
-            more = f" and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else ""
-            text += f"; samples of virtual worker {k}: rows {', '.join(map(str, rows[:ROWS_SHOWN]))}{more}"
-        return text
+    def _why(self, number: int, reasons: Sequence[str], bad: Sequence[int]) -> str:
+        """The reasons of a skipped attempt. Anyone can name the samples: the order is a pure function."""
+        k_total = self.group.members.virtual_workers
+        return skipped(reasons, bad, k_total, lambda k: [int(row) for row in self.order.rows(number, k)])
+
+    def _diverged(self, number: int, error: Diverged) -> str:
+        """The diagnosis of a run that ends because too many attempts in a row were skipped."""
+        head, _, rest = str(error).partition(": ")  # '3 attempts in a row were skipped, the last is ...: reasons'
+        why = self._why(number, rest.split("; virtual worker", 1)[:1], error.virtual_workers)
+        lr = self.replica.settings.lr(self.replica.counters.applied)
+        return f"{head}: {why}; {mend(lr, bool(error.virtual_workers), self._has_checkpoint)}"
 
     def _show(self, outcome: Outcome) -> None:
         counters, config = self.replica.counters, self.job.config
@@ -149,7 +155,7 @@ class Training:
                 "phase": "training",
                 "attempt": counters.attempt,
                 "end": self.end,
-                "epoch": min(counters.attempt // self.order.steps_per_epoch + 1, config.epochs),
+                "epoch": (counters.attempt - 1) // self.order.steps_per_epoch + 1,
                 "epochs": config.epochs,
                 "loss": outcome.decision.loss,
                 "lr": outcome.lr,
@@ -169,7 +175,7 @@ class Training:
             return
         metrics = evaluate(
             self.job.task, self.group, self.replica, self.test, config.evaluation_batch, config.loader_threads,
-            lambda data: to_device(data, self.replica.device),
+            lambda data: to_device(data, self.replica.device), lambda rows: self.corrupt.note("test", rows),
         )  # fmt: skip
         counters.evaluations.append({"epoch": epoch, "attempt": counters.attempt, **metrics})
         if self.group.leads:
@@ -185,8 +191,9 @@ class Training:
         if self._saved == counters.attempt:
             return
         self.group.together("saving the audit", self._flush_audit)
-        wire_bytes = self.wire_bytes()
-        self.checkpoints.save(lambda: {"wire_bytes": wire_bytes, "seconds": self.seconds()})
+        wire_bytes, corrupt = self.wire_bytes(), self.corrupt.everyone()
+        self.checkpoints.save(lambda: {"wire_bytes": wire_bytes, "seconds": self.seconds(), "corrupt": corrupt})
+        self._has_checkpoint = True
         if self.figures is not None:
             self.figures.keep()
         self._saved, self._saved_at = counters.attempt, time.monotonic()

@@ -4,7 +4,7 @@ and tells them of each other can run it."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,18 +13,20 @@ from elastic_dgc import faults
 from elastic_dgc.data.loader import Loader
 from elastic_dgc.data.order import Order
 from elastic_dgc.data.source import Source
-from elastic_dgc.errors import Disagreement, StorageError, UsageError
+from elastic_dgc.errors import Disagreement, PeerLost, StorageError, UsageError
 from elastic_dgc.exchange.listener import Listener
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.exchange.tcp import TcpTransport
 from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.keeping.storage_base import Storage
 from elastic_dgc.log import logger
+from elastic_dgc.membership.alive import FINISHED, LEFT, STOPPED
 from elastic_dgc.membership.heartbeat import Heartbeat
 from elastic_dgc.precision.determinism import make_deterministic
-from elastic_dgc.step.plan import explain, require
+from elastic_dgc.step.plan import ever_whole, explain, require
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.trainer import job as jobs
+from elastic_dgc.trainer.corrupt import CorruptSamples
 from elastic_dgc.trainer.feed import Feed
 from elastic_dgc.trainer.figures import Figures
 from elastic_dgc.trainer.finishing import finish
@@ -32,14 +34,18 @@ from elastic_dgc.trainer.group import Group
 from elastic_dgc.trainer.heap import keep_heap
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.loop import AUDIT_FOLDER, Signals, Totals, Training
+from elastic_dgc.trainer.losses import Loss
 from elastic_dgc.trainer.mesh import Mesh
 from elastic_dgc.trainer.saving import Checkpoints, prove_shared
+from elastic_dgc.trainer.words import count
 
 
 class Watcher(Protocol):
     """What a member tells its surroundings, and what they want of it. Read and written at boundaries."""
 
     progress: dict[str, Any] | None
+    loss: Loss | None
+    """Set before `PeerLost` is raised."""
 
     @property
     def stop_requested(self) -> bool:
@@ -59,7 +65,7 @@ class _Open:
     loader: Loader | None = None
     figures: Figures | None = None
     heartbeat: Heartbeat | None = None
-    finished: bool = field(default=False)
+    state: str = STOPPED
 
     def close(self) -> None:
         if self.loader is not None:
@@ -67,7 +73,7 @@ class _Open:
         if self.figures is not None:
             self.figures.close()
         if self.heartbeat is not None:
-            self.heartbeat.stop(finished=self.finished)
+            self.heartbeat.stop(self.state)
         self.transport.close()
         self.listener.close()
 
@@ -95,8 +101,11 @@ def train_member(
     group = Group(Members.of(rank, size, config.virtual_workers), transport, view, config.step_deadline_s)
     opened = _Open(transport, listener)
     try:
-        group.learn_link(mesh.hosts, config.transport)
         return _train(job, group, mesh, watcher, opened)
+    except PeerLost as error:
+        reason = transport.lost.get(error.rank) or str(error)
+        watcher.loss = Loss(error.rank, mesh.hosts[error.rank], reason, max(0, group.attempt))
+        raise
     finally:
         opened.close()
 
@@ -108,6 +117,9 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
         opened.heartbeat = Heartbeat(storage, group.view, on_fenced=lambda reason: None).start()
     watcher.progress = {"phase": "starting", "workers": group.members.size, "view": group.view}
     source, test, replica, order = group.together("reading data and model", lambda: _build(job, group))
+    gloo = config.transport in ("auto", "collectives") and ever_whole(replica.settings, replica.layout)
+    own = mesh.addresses[group.members.rank][0]
+    group.learn_link(mesh.hosts, config.transport, (own, config.peer_silence_s) if gloo else None)
     checkpoints = Checkpoints(storage, group, replica, job.run, config.keep)
     loaded = checkpoints.load_newest()
     first = group.attempt = replica.counters.attempt
@@ -116,6 +128,8 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
     group.together("setting up", lambda: _check(job, group, replica, storage))
     if group.leads:
         _say_start(group, replica, loaded is not None, mesh.hosts)
+        end = order.steps_per_epoch * config.epochs
+        watcher.progress = {**watcher.progress, "attempt": first, "resumed": first, "end": end}
         opened.figures = Figures(storage, group.view, first)
     last = order.steps_per_epoch * config.epochs - 1
     opened.loader = Loader(source, order, config.micro_batch, group.members.hosted, first, last, config.loader_threads)
@@ -124,7 +138,7 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
     heartbeat = opened.heartbeat
 
     def show(progress: dict[str, Any]) -> None:
-        watcher.progress = progress
+        watcher.progress = {**progress, "resumed": first}
         if heartbeat is not None:
             heartbeat.attempt = progress["attempt"]
 
@@ -134,13 +148,16 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
         progress=show,
     )
     feed = Feed(opened.loader, replica.device)
+    corrupt = CorruptSamples(group, {"train": source, "test": test}, meta.get("corrupt", {}))
     training = Training(
-        job, group, replica, order, feed, test, checkpoints, storage, totals, signals, opened.figures
+        job, group, replica, order, feed, test, checkpoints, storage, totals, signals, opened.figures, corrupt,
+        resumed=loaded is not None,
     )  # fmt: skip
     state = training.run()
-    opened.finished = state == "finished"
+    opened.state = FINISHED if state == "finished" else STOPPED
     stopping = group.gather(watcher.stop_requested, "stopping")
     if state == "stopped" and not any(stopping):
+        opened.state = LEFT
         return None
     return finish(training, state, resumed_from=loaded.attempt if loaded is not None else None)
 
@@ -184,7 +201,7 @@ def _say_start(group: Group, replica: Replica, resumed: bool, hosts: tuple[str, 
     start = f"going on from attempt {replica.counters.attempt}" if resumed else "starting"
     nodes = f" on {len(set(hosts))} nodes" if len(set(hosts)) > 1 else ""
     logger(worker=0).info(
-        "view %d: %s with %d workers%s for %d virtual workers, %d parameters on %s",
-        group.view, start, group.members.size, nodes, group.members.virtual_workers, replica.layout.numel,
-        replica.device.type,
+        "view %d: %s with %s%s for %s, %d parameters on %s",
+        group.view, start, count(group.members.size, "worker"), nodes,
+        count(group.members.virtual_workers, "virtual worker"), replica.layout.numel, replica.device.type,
     )  # fmt: skip

@@ -11,7 +11,8 @@ from elastic_dgc.errors import ElasticDGCError
 from elastic_dgc.exchange.listener import Listener
 from elastic_dgc.keeping import checkpoint
 from elastic_dgc.keeping.storage import open_storage
-from elastic_dgc.membership.view import ViewRecord, claim_view, history
+from elastic_dgc.membership.alive import LEFT, last_beat
+from elastic_dgc.membership.view import ViewRecord, claim_view, history, latest_view
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ def claim(run_url: str, start: Start, limit: int) -> Mesh:
             since = "the start" if newest is None else f"attempt {newest}"
             text = f"{limit} restarts in a row made no checkpoint after {since}: giving up; the log says what failed"
             return Mesh((), start.hosts, None, text)
+        before, beat = latest_view(storage), last_beat(storage)
+        same = before is not None and before.run == tag
+        made_room = before is not None and beat is not None and beat.view == before.number and beat.state == LEFT
         record = claim_view(
             storage,
             run=tag,
@@ -87,6 +91,7 @@ def claim(run_url: str, start: Start, limit: int) -> Mesh:
             started_unix_s=start.unix_s,
             resumed_from=newest,
             hosts=start.hosts,
+            after_failure=same and not made_room,
         )
         return Mesh((), start.hosts, record, None)
     except ElasticDGCError as error:

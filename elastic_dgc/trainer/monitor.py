@@ -6,10 +6,13 @@ driver; what must outlive the driver is in the storage.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+
+from elastic_dgc.trainer.losses import Loss
 
 NAMESPACE = "elastic_dgc"
 
@@ -22,6 +25,7 @@ class News:
     pushes: int
     events: list[dict[str, Any]]
     outcome: dict[str, Any] | None
+    losses: list[Loss]
 
 
 class MonitorState:
@@ -31,6 +35,8 @@ class MonitorState:
         self._progress: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
         self._outcome: dict[str, Any] | None = None
+        self._losses: list[Loss] = []
+        self._said: set[Any] = set()
         self._stop = False
         self._pushes = 0
         self._controller: Any = None
@@ -40,8 +46,24 @@ class MonitorState:
         if progress is not None:
             self._progress = progress
             self._pushes += 1
-        self._events.extend(events)
+        self._events.extend(event for event in events if self._is_new(event))
         return self._stop
+
+    def _is_new(self, event: dict[str, Any]) -> bool:
+        """Whether nobody has said this yet: the same warning of several workers of one group is one line, and what is
+        marked with `once` (see `Reporter`) is said once in the whole run."""
+        key: Any = event.get("once")
+        if key is None and event["level"] == logging.WARNING:
+            key = (self._progress.get("view"), event["text"].partition("] ")[2] or event["text"])
+        if key is None:
+            return True
+        new = key not in self._said
+        self._said.add(key)
+        return new
+
+    def lose(self, loss: Loss) -> None:
+        """From a survivor: whom its group lost."""
+        self._losses.append(loss)
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """From worker 0, or whoever failed: how the run ended. The first one counts."""
@@ -50,7 +72,7 @@ class MonitorState:
 
     def poll(self, seen: int) -> News:
         """To the driver: what is new after the first `seen` events."""
-        return News(self._progress, self._pushes, self._events[seen:], self._outcome)
+        return News(self._progress, self._pushes, self._events[seen:], self._outcome, self._losses)
 
     def ended(self) -> bool:
         """To a worker that starts: whether the run has ended already."""

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from elastic_dgc.trainer.words import count
+
 PLAIN_EVERY_S = 10.0
 
 
@@ -22,7 +24,7 @@ class Display:
         self._bar: Progress | None = None
         self._task: Any = None
         self._last_plain_s = float("-inf")
-        self._last_text = ""
+        self._last_place: tuple[int, int] | None = None  # view and attempt
 
     def __enter__(self) -> Display:
         if self._console.is_terminal and not self._quiet:
@@ -49,18 +51,24 @@ class Display:
         """Where the run is now."""
         if progress.get("phase") != "training":
             return
-        figures = (
-            f"loss {progress['loss']:.3f}, {progress['images_per_s']:.0f} images/s, {progress['workers']} workers, "
-            f"upload {progress['upload_ratio']:.0f}x less than dense"
-        )
+        place = progress["view"], progress["attempt"]
+        if place == self._last_place:  # nobody trains just now, and the figures are old
+            return
+        self._last_place = place
+        parts = [
+            f"loss {progress['loss']:.3f}",
+            f"{progress['images_per_s']:.0f} images/s",
+            count(progress["workers"], "worker"),
+        ]
+        if progress["upload_ratio"] > 1:
+            parts.append(f"upload {progress['upload_ratio']:.0f}x less than dense")
+        figures = ", ".join(parts)
         if self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task("", total=progress["end"], figures="")
             description = f"epoch {progress['epoch']}/{progress['epochs']}"
             self._bar.update(self._task, completed=progress["attempt"], description=description, figures=figures)
-        elif not self._quiet:
-            place = f"step {progress['attempt']}/{progress['end']} (epoch {progress['epoch']}/{progress['epochs']})"
-            text = f"{place}: {figures}"
-            if text != self._last_text and time.monotonic() - self._last_plain_s >= PLAIN_EVERY_S:
-                self._last_plain_s, self._last_text = time.monotonic(), text
-                self.say(text)
+        elif not self._quiet and time.monotonic() - self._last_plain_s >= PLAIN_EVERY_S:
+            self._last_plain_s = time.monotonic()
+            epoch = f"epoch {progress['epoch']}/{progress['epochs']}"
+            self.say(f"step {progress['attempt']}/{progress['end']} ({epoch}): {figures}")

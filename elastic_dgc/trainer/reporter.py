@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from elastic_dgc.log import ROOT
+from elastic_dgc.trainer.losses import Loss
 
 PERIOD_S = 0.5
 PUSH_DEADLINE_S = 20.0
@@ -28,6 +30,7 @@ class Reporter(logging.Handler):
         self._leave = leave
         self.stop_requested = False
         self.progress: dict[str, Any] | None = None
+        self.loss: Loss | None = None
         self._monitor, self._rank = monitor, rank
         self._events: list[dict[str, Any]] = []
         self._guard = threading.Lock()
@@ -48,7 +51,13 @@ class Reporter(logging.Handler):
         return self
 
     def emit(self, record: logging.LogRecord) -> None:
-        event = {"level": record.levelno, "text": record.getMessage(), "worker": self._rank, "unix_s": time.time()}
+        event = {
+            "level": record.levelno,
+            "text": record.getMessage(),
+            "worker": self._rank,
+            "unix_s": time.time(),
+            "once": getattr(record, "once", None),
+        }
         with self._guard:
             self._events.append(event)
 
@@ -59,6 +68,13 @@ class Reporter(logging.Handler):
         self._thread.join(PUSH_DEADLINE_S)
         self._push()
         super().close()
+
+    def tell_loss(self) -> None:
+        """Tell the driver what was lost, if anything was, before this process is ended for it."""
+        self._push()
+        if self.loss is not None:
+            with contextlib.suppress(RayError):  # then the driver knows less, no more
+                ray.get(self._monitor.lose.remote(self.loss), timeout=PUSH_DEADLINE_S)
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """Tell the driver how the run ended, after everything that was said before."""

@@ -17,6 +17,7 @@ from elastic_dgc.step.replica import Replica
 from elastic_dgc.trainer.group import Group
 
 SHARED = "shared.safetensors"
+PROBE = "probe"
 
 
 def owned_name(virtual_worker: int) -> str:
@@ -112,7 +113,7 @@ def prove_shared(storage: Storage, group: Group, token: str) -> None:
 
     Raises `StorageError` on everyone, naming the worker and the mend.
     """
-    name = f"probe/{group.view:06d}"
+    name = f"{PROBE}/{group.view:06d}"
 
     def write() -> None:
         if group.leads:
@@ -128,7 +129,7 @@ def prove_shared(storage: Storage, group: Group, token: str) -> None:
         problem = str(error)
     told = group.gather(problem, "checking the storage")
     bad = [(rank, text) for rank, text in enumerate(told) if text is not None]
-    group.together("checking the storage", lambda: storage.delete(name) if group.leads else None)
+    group.together("checking the storage", lambda: storage.delete(PROBE) if group.leads else None)
     if bad:
         raise StorageError(
             f"storage {storage.url()} is not shared: worker {bad[0][0]} does not see what worker 0 wrote there "

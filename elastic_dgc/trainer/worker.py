@@ -47,7 +47,11 @@ def train_worker(config: dict[str, Any]) -> None:
     try:
         outcome = train_member(job, rank, size, here.mesh, here.listener, reporter)
     except RESTART as error:
-        logger(worker=rank).warning("%s", error)
+        if reporter.loss is None or reporter.loss.reason == str(error):
+            logger(worker=rank).warning("%s", error)
+        else:  # the transport has said why, and the driver says what it costs when the next group starts
+            logger(worker=rank).debug("%s", error)
+        reporter.tell_loss()
         raise
     except ElasticDGCError as error:
         if isinstance(error, Fenced) and _overtaken_by_own(job):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +20,9 @@ from elastic_dgc import RunConfig
 from elastic_dgc.cli.fields import ALIASES, leaves
 from elastic_dgc.cli.help import GROUPS, group_of
 from elastic_dgc.cli.main import main
-from elastic_dgc.errors import UsageError
+from elastic_dgc.errors import Stopped, UsageError
 from elastic_dgc.tasks.image import ImageConfig
+from elastic_dgc.trainer.elastic import ElasticTrainer
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +80,17 @@ def write_split(folder: Path, split: str, labels: list[int], image: str = "image
         ("--virtual-workers 1", ["workers = '2'", "1 virtual workers"]),
         ("--virtual-workers 0", ["virtual_workers = '0'", "greater than or equal to 1"]),
         ("--density 0", ["compression.density = '0'", "greater than 0"]),
-        ("--density 2", ["compression.density = '2'", "less than or equal to 1"]),
-        ("--density-warmup 0.5,1.5", ["compression.warmup = ", "at most 1, not 1.5"]),
+        ("--density 2", ["compression.density = '2'", "must be less than or equal to 1"]),
+        ("--density-warmup 0.5,1.5", ["compression.warmup = '0.5,1.5'", "at most 1, not 1.5"]),
+        ("--density-warmup 0.5,b", ["compression.warmup = '0.5,b': must be a valid number each", "'b' is not"]),
+        ("--mean a,b", ["mean = 'a,b': must be a valid number each", "separated by commas", "'a' is not"]),
+        ("--model foo", ["'foo'", "digits, resnet20, resnet56, resnet110", "torchvision"]),
+        ("--optimizer foo --lr 1", ["optimizer.name = 'foo'", "rmsprop, sgd"]),
+        ("--audit /nodir/x.jsonl", ["audit = '/nodir/x.jsonl'", "no folder '/nodir'"]),
+        ("--report /nodir/x.json", ["report = '/nodir/x.json'", "no folder '/nodir'"]),
+        ("--report /tmp", ["report = '/tmp' is a folder"]),
+        ("--address 127.0.0.1:1", ["no Ray cluster at '127.0.0.1:1'", "connection refused", "--address"]),
+        ("--address ray://localhost:1", ["no Ray cluster at 'ray://localhost:1'", "connection refused"]),
         ("--batch 65", ["batch = 65", "4 virtual workers", "64 and 68"]),
         ("--batch 2", ["batch = 2", "near is 4"]),
         ("--epochs many", ["epochs = 'many'", "valid integer"]),
@@ -157,6 +169,12 @@ def test_a_file_that_is_no_audit(refused: Callable[..., str], tmp_path: Path) ->
     assert "does not exist" in refused(2, "audit", str(tmp_path / "none"))
 
 
+def test_unusable_optimizers_are_not_offered_and_nothing_is_offered_twice(refused: Callable[..., str]) -> None:
+    offered = refused(2, "train", "--optimizer", "foo").split("known: ")[1].strip().split(", ")
+    assert len(set(offered)) == len(offered)
+    assert not {"lbfgs", "sparseadam", "muon", "rprop"} & set(offered)
+
+
 def test_unknown_command(refused: Callable[..., str]) -> None:
     assert "No such command 'trian'" in refused(2, "trian")
 
@@ -164,6 +182,39 @@ def test_unknown_command(refused: Callable[..., str]) -> None:
 def test_unknown_fields_in_python_are_answered_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"^RunConfig has no field 'epoch', did you mean 'epochs'\?$"):
         RunConfig(**{"epoch": 3})
+
+
+def test_a_stop_that_was_asked_for_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: ElasticTrainer) -> None:
+        raise Stopped("stopped after attempt 7, state saved in /runs: the same command goes on")
+
+    monkeypatch.setattr(ElasticTrainer, "fit", stopped)
+    with pytest.raises(SystemExit) as end:
+        main(["train"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "stopped after attempt 7, state saved in /runs: the same command goes on\n"
+
+
+def test_help_needs_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys\nfrom elastic_dgc.cli.main import main\n"
+        "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
+        "print('loaded:', *({'torch', 'torchvision', 'ray', 'pyarrow', 'pandas', 'numpy'} & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "--epochs N" in printed
+    assert printed.splitlines()[-1] == "loaded:"
+
+
+def test_the_list_of_commands_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    text = capsys.readouterr().out
+    assert "..." not in text.partition("Commands:")[2]
+    assert "exactly once per epoch." in " ".join(text.split())
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

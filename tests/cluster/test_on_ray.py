@@ -102,8 +102,10 @@ def test_a_cluster_that_cannot_place_the_minimum_says_what_is_missing(
     monkeypatch.setattr("elastic_dgc.trainer.driving.SILENCE_S", 1.0)
     monkeypatch.setattr("elastic_dgc.trainer.driving.REPEAT_S", 1.0)
     config = tiny_config(storage=str(tmp_path), workers="4", cpus_per_worker=2, resource_wait_s=4.0)
-    with pytest.raises(ElasticDGCError, match=r"can place 2 of the 4 workers .*2 CPU each; it has 4 CPU on 1 nodes"):
+    with pytest.raises(ElasticDGCError, match=r"can place 2 of the 4 workers .*2 CPU each; it has 4 CPU on 1 node\)"):
         ElasticTrainer(TinyTask(), config).fit()
-    assert "waiting for up to" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "waiting for up to" in said
+    assert said.count("starting 4 workers on the cluster, with cpu: this takes about half a minute") == 1
     left = [thread.name for thread in threading.enumerate()]
     assert "ray train" not in left, "a thread that waits in Ray would crash the process when Ray is left (ray#31145)"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_dgc.data.audit import AuditWriter, assemble, header, verify
@@ -45,6 +45,7 @@ def test_an_undisturbed_run_is_proved() -> None:
     assert "each exactly once" in result.summary()
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_run_through_restarts_is_proved_and_equals_the_undisturbed_one(data: st.DataObject) -> None:
     order = Order(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=5)), 3, 2, seed=4)

@@ -170,12 +170,31 @@ def test_a_failure_leaves_the_old_data_and_no_litter(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     (src / "test" / "cat" / "9.jpg").write_bytes(b"\xff\xd8 broken")
     with pytest.raises(DataError, match=r"test/cat/9.jpg is corrupt"):
-        prepare(str(src), str(out), force=True, size=4)
+        prepare(str(src), str(out), force=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         prepare(str(src), str(tmp_path / "file" / "out"))
+
+
+def test_corrupt_files_are_left_out_where_that_is_asked_for_and_the_files_stay_full(tmp_path: Path) -> None:
+    src = image_folder(tmp_path / "src")
+    for name in ("1.jpg", "2.PNG", "4.PNG"):
+        (src / "train" / "cat" / name).write_bytes(b"no image")
+    skipped: list[str] = []
+    rows = prepare(
+        str(src), str(tmp_path / "out"), rows_per_group=3, rows_per_file=8,
+        skip_corrupt=lambda path, reason: skipped.append(f"{path.name} {reason}"),
+    )  # fmt: skip
+    assert rows == {"train": 11, "test": 4}
+    assert sorted(skipped) == [f"{name} it is no image that Pillow knows" for name in ("1.jpg", "2.PNG", "4.PNG")]
+    assert ParquetShards(str(tmp_path / "out"), "train").group_sizes.tolist() == [3, 3, 2, 3]
+    for path in (src / "test").rglob("*.*"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="every image of the split 'test' is corrupt"):
+        prepare(str(src), str(tmp_path / "none"), skip_corrupt=lambda path, reason: None)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,11 @@ def test_places_follow_host_names() -> None:
 
 
 @pytest.mark.parametrize("nodes", [(0,), (0, 1), (0, 0, 0), (0, 0, 1, 1)])
-def test_everyone_agrees_on_the_link(nodes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("library", [False, True])
+def test_everyone_agrees_on_the_link(nodes: tuple[int, ...], library: bool) -> None:
     times = itertools.count()
     members = [Members.of(rank, len(nodes), 4) for rank in range(len(nodes))]
-    steps = [measure_link(one, Topology(nodes), -1, lambda: float(next(times)), 1.0) for one in members]
+    steps = [measure_link(one, Topology(nodes), -1, lambda: float(next(times)), 1.0, library) for one in members]
     links = run_together(steps)
     assert len(set(links)) == 1
     link = links[0]
@@ -115,6 +116,7 @@ def test_everyone_agrees_on_the_link(nodes: tuple[int, ...]) -> None:
         assert (link.network is not None) == (len(set(nodes)) > 1)
         assert (link.local is not None) == (max(nodes.count(n) for n in nodes) > 1)
         assert link.slowest.bytes_per_s > 0
+        assert (link.collectives_gain > 0) == library
 
 
 def test_what_a_dense_exchange_would_take() -> None:

@@ -111,6 +111,22 @@ def test_what_is_in_the_way_is_said(tmp_path: Path) -> None:
         storage.read("d")
 
 
+def test_where_no_directory_can_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageError, match=r"cannot make the directory /proc/nothere: .* takes no new ones.*--storage"):
+        LocalStorage("/proc/nothere/runs").write("d/x", b"")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for root in (tmp_path / "link", tmp_path / "link" / "runs"):
+        with pytest.raises(StorageError, match=r"/link: it is a link to .*/gone, which is not there: mend the link"):
+            LocalStorage(root).create("x", b"")
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(StorageError, match="read-only file system: mount it writable or choose another --storage"):
+        LocalStorage(tmp_path / "new").write("x", b"")
+
+
 def test_a_file_system_without_hard_links_is_named_not_worked_around(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from elastic_dgc.errors import StorageError
 from elastic_dgc.keeping.storage import LocalStorage
-from elastic_dgc.membership.heartbeat import Alive, Heartbeat, watch_alive
+from elastic_dgc.membership.alive import FILE, Alive, last_beat, watch_alive
+from elastic_dgc.membership.heartbeat import DriverBeat, Heartbeat
 from elastic_dgc.membership.view import claim_view
 
 
@@ -68,7 +69,7 @@ def test_a_beat_that_advances_is_a_live_run_and_seen_at_the_first_advance(world:
     assert alive is not None
     assert (alive.view, alive.beat, alive.attempt, alive.state) == (1, 1, 41, "running")
     assert len(world.slept) == 3
-    heart.stop(finished=False)
+    heart.stop("stopped")
 
 
 def test_a_beat_that_stands_still_is_a_dead_run_however_young_its_time(world: World) -> None:
@@ -77,20 +78,35 @@ def test_a_beat_that_stands_still_is_a_dead_run_however_young_its_time(world: Wo
     assert sum(world.slept) == pytest.approx(3 * 2.0)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_run_that_ended_is_known_at_once(world: World, finished: bool) -> None:
+@pytest.mark.parametrize("state", ["finished", "stopped", "left"])
+def test_a_run_that_ended_is_known_at_once(world: World, state: str) -> None:
     assert world.watch() is None
     heart = world.heartbeat(world.claim()).start()
-    heart.stop(finished)
-    heart.stop(not finished)  # the first word counts
-    record = json.loads(world.storage.read("heartbeat.json"))
-    assert record["state"] == ("finished" if finished else "stopped")
+    heart.stop(state)
+    heart.stop("other")  # the first word counts
+    last = last_beat(world.storage)
+    assert last is not None
+    assert last.state == state
     assert (world.watch(), world.slept) == (None, [])
+
+
+def test_the_driver_alone_shows_a_live_run_and_claims_fence_it_not(world: World) -> None:
+    """While Ray starts, the last group's beat says that it has ended, or there is none yet."""
+    world.heartbeat(world.claim()).start().stop("finished")
+    driver = DriverBeat(world.storage, 3600.0).start()
+    world.claim()
+    world.meanwhile = driver.beat
+    alive = world.watch()
+    assert alive is not None
+    assert (alive.state, alive.beat, len(world.slept)) == ("running", 1, 1)
+    assert watch_alive(world.storage, 6.0, names=(FILE,), clock=world.clock, sleep=world.sleep) is None
+    driver.stop("finished")
+    assert world.watch() is None
 
 
 def test_a_run_that_ends_while_watched_is_not_live(world: World) -> None:
     heart = world.heartbeat(world.claim()).start()
-    world.meanwhile = lambda: heart.stop(finished=True)
+    world.meanwhile = lambda: heart.stop("finished")
     assert world.watch() is None
     assert len(world.slept) == 1
 
@@ -110,9 +126,9 @@ def test_a_newer_view_fences_once_and_its_beat_is_not_overwritten(world: World) 
     new = world.heartbeat(world.claim()).start()
     assert [old.beat(), old.beat(), new.beat()] == [False, False, True]
     assert world.fences == ["view 2 was claimed, this is view 1"]
-    new.stop(finished=True)
+    new.stop("finished")
     theirs = world.storage.read("heartbeat.json")
-    old.stop(finished=False)
+    old.stop("stopped")
     assert world.storage.read("heartbeat.json") == theirs
     late = world.heartbeat(1).start()
     assert late.fenced is not None
@@ -147,7 +163,7 @@ def test_a_last_beat_that_cannot_be_written_is_logged_not_raised(
 ) -> None:
     heart = world.heartbeat(world.claim()).start()
     world.storage.broken = True
-    heart.stop(finished=True)
+    heart.stop("finished")
     assert "last heartbeat not written" in caplog.text
 
 
@@ -160,5 +176,5 @@ def test_the_thread_beats_and_fences(world: World) -> None:
     world.claim()
     assert fenced.wait(10)
     assert reasons == ["view 2 was claimed, this is view 1"]
-    heart.stop(finished=False)
+    heart.stop("stopped")
     assert json.loads(world.storage.read("heartbeat.json"))["state"] == "running"

@@ -350,3 +350,26 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if type(value).__module__.startswith("elastic_dgc."):
         return [t for one in vars(value).values() for t in _tensors(one)]
     return []
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_norms_in_the_rows_are_those_of_u_and_v(nesterov: bool) -> None:
+    """Through warm-up, sparse and whole steps, without reading them again; and equal after a resume."""
+    compression = CompressionConfig(density=0.05, warmup=(1.0, 0.2), warmup_steps=2, min_numel=20, values="int8")
+    optimizer = OptimizerConfig(lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=1e-3)
+    group = Group(2, settings(compression=compression, optimizer=optimizer))
+    for step in range(8):
+        owned = [one for replica in group.replicas for one in replica.owned.values()]
+        u = torch.cat([one.u for one in owned if one.u is not None]).double().norm()
+        v = torch.cat([one.v for one in owned]).double().norm()
+        assert (owned[0].squares is None) == (step < 3)  # nothing yet, and after the two whole steps
+        resumed = Group(2, settings(compression=compression, optimizer=optimizer))
+        for ours, theirs in zip(group.replicas, resumed.replicas, strict=True):
+            theirs.load_shared(*ours.export_shared())
+            for k, one in ours.owned.items():
+                theirs.owned[k].load(*one.export())
+        decision = group.step().decision
+        assert decision.u_norm == pytest.approx(float(u), rel=1e-5)
+        assert decision.v_norm == pytest.approx(float(v), rel=1e-5)
+        again = resumed.step().decision
+        assert (again.u_norm, again.v_norm) == (decision.u_norm, decision.v_norm)

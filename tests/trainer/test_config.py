@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from elastic_dgc.compression.config import CompressionConfig
 from elastic_dgc.errors import UsageError
-from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
+from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig, make_torch_optimizer
 from elastic_dgc.tasks.task import Task
 from elastic_dgc.trainer import job as jobs
 from elastic_dgc.trainer.config import RunConfig
@@ -135,6 +135,24 @@ def test_optimizers_of_torch_are_known_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", sorted(name.lower() for name, kind in vars(torch.optim).items()
+                   if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name != "Optimizer")
+)  # fmt: skip
+def test_every_optimizer_of_torch_makes_a_step_or_is_refused_by_name(name: str) -> None:
+    """On tensors of every number of dimensions, with weight decay."""
+    parameters = [torch.ones(shape, requires_grad=True) for shape in ((), (3,), (3, 3), (2, 1, 2, 2))]
+    if name in ("lbfgs", "muon", "rprop", "sparseadam"):
+        with pytest.raises(UsageError, match=f"optimizer.name = '{name}' cannot be used: it "):
+            OptimizerConfig(name=name, lr=0.01)
+        return
+    optimizer = make_torch_optimizer(OptimizerConfig(name=name, lr=0.01, weight_decay=0.1), parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all(bool(torch.isfinite(p).all() and (p != 1).all()) for p in parameters)
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"name": "adamm"}, "unknown, did you mean 'adam"),
@@ -151,9 +169,9 @@ def test_an_optimizer_that_cannot_be_is_found_when_it_is_named(fields: dict[str,
 
 def test_a_preset_brings_values_along_and_what_is_said_wins() -> None:
     largest = CompressionConfig(preset="dgc-max")
-    assert (largest.values, largest.small_density) == ("int8", 0.1)
+    assert (largest.values, largest.small_density) == ("int8", 1.0)
     assert CompressionConfig(preset="dgc-max", values="bf16").values == "bf16"
     assert CompressionConfig(density=0.01).with_values(preset="dgc-max", density=0.02).values == "int8"
-    assert largest.with_values(density=0.01).small_density == 0.1
+    assert largest.with_values(density=0.01).values == "int8"
     with pytest.raises(UsageError, match="dgc-maxx"):
         CompressionConfig(preset="dgc-maxx")

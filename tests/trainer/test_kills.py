@@ -78,11 +78,13 @@ def test_a_killed_worker_costs_nothing(
     assert (result.complete_epochs, result.rows) == (3, 3 * 62)
 
 
+@pytest.mark.parametrize("transport", ["all-to-all", "collectives"])
 @pytest.mark.parametrize("exchange", ["dense", "dense-bf16"])
-def test_the_baselines_keep_the_promise(exchange: str, tmp_path: Path) -> None:
+def test_the_baselines_keep_the_promise(exchange: str, transport: str, tmp_path: Path) -> None:
+    """Whichever way whole gradients go, a worker that is killed among them included."""
     first, _ = run_to_end(tiny_job(str(tmp_path / "a"), exchange=exchange), [1])
     plan = [{"point": "exchange", "view": 1, "attempt": 6, "worker": 1}]
-    second, history = run_to_end(tiny_job(str(tmp_path / "b"), plan, exchange=exchange), [3, 2])
+    second, history = run_to_end(tiny_job(str(tmp_path / "b"), plan, exchange=exchange, transport=transport), [3, 2])
     assert len(history) == 2
     same(second, first)
 

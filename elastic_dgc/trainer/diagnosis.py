@@ -1,0 +1,68 @@
+"""What is said of attempts that failed, in a length that people read."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Callable, Sequence
+
+from elastic_dgc.errors import ElasticDGCError, error_named
+
+ROWS_SHOWN = 8
+REASON_CHARS = 100
+
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_FAILED = re.compile(
+    r"(?P<name>\w+): (?P<said>.*) \((?P<where>virtual worker -?\d+, attempt -?\d+)"
+    r"(?P<place>, at (?P<file>[^;]*?):\d+ in \S+?)?(?P<notes>; .*)?\)",
+    re.DOTALL,
+)
+
+
+def skipped(
+    reasons: Sequence[str], bad: Sequence[int], virtual_workers: int, rows_of: Callable[[int], list[int]]
+) -> str:
+    """Why an attempt was skipped: one reason, all virtual workers that it holds for, and samples of the first of them.
+
+    `reasons` are those of `bad`, in order ('virtual worker 2: loss nan'); where there is none bad, the update itself
+    was not finite. `rows_of(k)` gives the rows that virtual worker k used.
+    """
+    if not bad:
+        return _cut("; ".join(reasons))
+    first = reasons[0].removeprefix(f"virtual worker {bad[0]}: ")
+    if len(bad) == 1:
+        who = f"virtual worker {bad[0]}: {_cut(first)}"
+    else:
+        some = f"all {virtual_workers}" if len(bad) == virtual_workers else f"{len(bad)} of {virtual_workers}"
+        who = f"{some} virtual workers, the first of them, {bad[0]}: {_cut(first)}"
+    rows = rows_of(bad[0])
+    more = f" and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else ""
+    return f"{who}; samples of virtual worker {bad[0]}: rows {', '.join(map(str, rows[:ROWS_SHOWN]))}{more}"
+
+
+def mend(lr: float, samples_named: bool, has_checkpoint: bool) -> str:
+    """What can be done about a run that diverged at this learning rate, and what is left of it."""
+    look = "look at these samples, or try" if samples_named else "try"
+    state = "the last checkpoint of the run is untouched" if has_checkpoint else "the run has no checkpoint yet"
+    return f"{look} a learning rate below {lr:g}; {state}"
+
+
+def failed(text: str) -> str:
+    """The text of a `TaskFailed` (see `step.compute.describe`) as a user needs it: an error of this package says what
+    is wrong without its class, its place in the code and its notes; a place is one in the user's code, not in Python's
+    thread pool."""
+    found = _FAILED.fullmatch(text)
+    if found is None:
+        return text
+    if _is_ours(found["name"]):
+        return f"{found['said']} ({found['where']})"
+    place = "" if (found["file"] or "").startswith(_STDLIB) else found["place"] or ""
+    return f"{found['name']}: {found['said']} ({found['where']}{place}{found['notes'] or ''})"
+
+
+def _is_ours(name: str) -> bool:
+    return error_named(name) is not ElasticDGCError or name == ElasticDGCError.__name__
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= REASON_CHARS else f"{text[: REASON_CHARS - 4]} ..."

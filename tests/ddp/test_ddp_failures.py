@@ -1,0 +1,165 @@
+"""What goes wrong is said on every rank alike, and loses nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp.ranks import DDP, loss_of, net, replicas_are_equal, run, run_ranks, same, train, weights
+
+from elastic_dgc.ddp import DGC, DGCState, attach
+from elastic_dgc.errors import Disagreement, Diverged, UsageError
+
+pytestmark = pytest.mark.processes
+
+CONFIG = DGC(density=0.05, warmup=(1.0,), warmup_steps=3, min_numel=100)
+
+
+def prepared(config: DGC = CONFIG, **options: Any) -> tuple[DDP, torch.optim.Optimizer, DGCState]:
+    model = DDP(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, **options)
+    return model, optimizer, attach(model, optimizer, config)
+
+
+def two_passes() -> None:
+    model, optimizer, _ = prepared()
+    run(model, optimizer, range(2))
+    loss_of(model, 2, dist.get_rank()).backward()
+    with pytest.raises(UsageError, match=r"without optimizer.step.*no_sync"):
+        loss_of(model, 3, dist.get_rank()).backward()
+
+
+def one_rank_only() -> None:
+    """An error of one rank's own is an error of all, at once."""
+    model, optimizer, _ = prepared()
+    run(model, optimizer, range(2))
+    if dist.get_rank() == 1:
+        optimizer.param_groups[0]["momentum"] = 0.5
+    words = "momentum = 0.5 in param group 0" if dist.get_rank() == 1 else "rank 1: momentum = 0.5 in param group 0"
+    with pytest.raises(UsageError, match=words):
+        loss_of(model, 2, dist.get_rank()).backward()
+
+
+def disagreement() -> None:
+    model, _, _ = prepared(CONFIG.with_values(density=0.05 + 0.01 * dist.get_rank()))
+    with pytest.raises(Disagreement, match=r"rank 1 has other settings .* than rank 0"):
+        loss_of(model, 0, dist.get_rank()).backward()
+
+
+def poisoned(model: DDP, step: int) -> torch.Tensor:
+    """The loss, whose gradient is NaN in one parameter of rank 1."""
+    loss = loss_of(model, step, dist.get_rank())
+    return loss + model.module.head.bias.sum() * (torch.nan if dist.get_rank() == 1 else 0.0)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def listen() -> list[str]:
+    handler = Lines()
+    logging.getLogger("elastic_dgc").addHandler(handler)
+    return handler.lines
+
+
+def not_finite() -> None:
+    """A step that some rank's NaN spoils changes nothing on any; three in a row end training."""
+    lines = listen()
+    model, optimizer, state = prepared()
+    run(model, optimizer, range(5))
+    before, kept = weights(model), state.state_dict()
+    for _ in range(2):
+        optimizer.zero_grad()
+        poisoned(model, 5).backward()
+        optimizer.step()
+    after = state.state_dict()
+    assert torch.equal(weights(model), before)
+    assert same(kept["u"], after["u"])
+    assert same(kept["v"], after["v"])
+    assert (state.steps, state.skipped) == (5, 2)
+    assert len(lines) == (2 if dist.get_rank() == 1 else 0)
+    assert all("rank 1: gradient of head.bias (4 of 4 values not finite)" in line for line in lines)
+    run(model, optimizer, range(5, 7))  # a good step begins the count anew
+    assert (state.steps, replicas_are_equal(model)) == (7, True)
+    with pytest.raises(Diverged, match=r"3 steps in a row .* rank 1: gradient of head.bias"):  # noqa: PT012
+        for _ in range(3):
+            optimizer.zero_grad()
+            poisoned(model, 8).backward()
+            optimizer.step()
+
+
+def not_finite_under_adam() -> None:
+    """A zero gradient would move its weights too, so it is an error at once."""
+    model = DDP(net())
+    attach(model, torch.optim.AdamW(model.parameters()), CONFIG)
+    with pytest.raises(Diverged, match=r"rank 1: gradient of head\.bias"):
+        poisoned(model, 0).backward()
+
+
+class Broken(RuntimeError):
+    pass
+
+
+def failed_exchange() -> None:
+    """What was accumulated = applied + what is in v, after an exchange that fails in a whole and in a sparse step."""
+    for steps, failing in ((2, "all_reduce"), (5, "all_gather")):
+        inner = net()
+        model = DDP(inner)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)  # no momentum: what enters v is the gradient
+        state = attach(model, optimizer, CONFIG)
+        run(model, optimizer, range(steps))
+        before = state.state_dict()["v"]
+        local = net()
+        local.load_state_dict(inner.state_dict())
+        loss_of(local, steps, dist.get_rank()).backward()
+        real, calls = getattr(dist, failing), []
+
+        def fail(*args: Any, failing: str = failing, real: Any = real, calls: list[int] = calls, **kwargs: Any) -> Any:
+            calls.append(1)
+            if failing == "all_gather" and len(calls) == 1:
+                return real(*args, **kwargs)  # the vote goes through
+            raise Broken("the network is gone")
+
+        setattr(dist, failing, fail)
+        optimizer.zero_grad()
+        with pytest.raises(Broken, match="network"):
+            loss_of(model, steps, dist.get_rank()).backward()
+        setattr(dist, failing, real)
+        after = state.state_dict()
+        assert (after["applied"], state.pending) == (steps, False)
+        for name, parameter in local.named_parameters():
+            assert torch.equal(after["v"][name], before[name] + parameter.grad / 2)
+        assert state.residual.v.any()
+
+
+def clipped() -> None:
+    """Clipping after the exchange is noticed, once; it is not an error."""
+    lines = listen()
+    model, optimizer, state = prepared(CONFIG.with_values(warmup=()))
+    for _ in train(model, optimizer, range(3)):
+        assert not lines
+    for step in range(3, 6):
+        optimizer.zero_grad()
+        loss_of(model, step, dist.get_rank()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+    assert state.steps == 6
+    assert len(lines) == 1
+    assert "DGC(clip=...)" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [two_passes, one_rank_only, disagreement, not_finite, not_finite_under_adam, failed_exchange, clipped],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_on_two_ranks(scenario: Any) -> None:
+    run_ranks(2, scenario)
