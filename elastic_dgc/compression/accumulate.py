@@ -6,7 +6,7 @@ by which `select` filters. Whole-tensor passes would read and write everything t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +54,7 @@ class Workspace:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
         self._block = torch.empty(0, device=self._device)
+        self._one = torch.ones(1, device=self._device)
         self._maxima: dict[int, Tensor] = {}
         self._flat = torch.empty(0, device=self._device)
 
@@ -72,6 +73,12 @@ class Workspace:
         if self._block.numel() < numel or self._block.dtype != dtype:
             self._block = torch.empty(numel, device=self._device, dtype=dtype)
         return self._block[:numel]
+
+    def one(self, dtype: torch.dtype) -> Tensor:
+        """A vector with a one in it."""
+        if self._one.dtype != dtype:
+            self._one = self._one.to(dtype)
+        return self._one
 
     def maxima(self, segment: Segment) -> Tensor | None:
         """The group maxima of a segment, for `top_k`; None where it is looked through whole."""
@@ -94,12 +101,14 @@ def accumulate(
     into_v: Tensor,
     workspace: Workspace,
     count_squares: bool = False,
+    apart: Mapping[str, Tensor] | None = None,
 ) -> Squares | None:
     """From (u, v) into (into_u, into_v), all 1-dim of the layout's numel; `rules` has one for each of its segments.
 
     `gradient` may be the memory of `into_v`: it is read block by block before that is written. Only `into_u`, `into_v`
     and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`. Returns
-    the squares of `into_u` and `into_v` where they are asked for.
+    the squares of `into_u` and `into_v` where they are asked for. `apart`: gradients by parameter, contiguous, that do
+    not lie in `gradient`.
     """
     norms: tuple[list[Tensor], list[Tensor]] = ([], [])
     blocks = _blocks(layout.segments, rules)
@@ -108,6 +117,8 @@ def accumulate(
     sizes = [block.numel for block in blocks]
     vectors = [gradient, weights, v, into_v] + ([] if u is None or into_u is None else [u, into_u])
     for block, g, w, old_v, new_v, *us in zip(blocks, *(one.split(sizes) for one in vectors), strict=True):
+        if block.segment.sparse and apart and block.segment.name in apart:
+            g = apart[block.segment.name].view(-1)[block.start : block.start + block.numel]
         accumulate_block(block.rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
         maxima = workspace.maxima(block.segment) if density < 1 else None
         if maxima is not None:
@@ -171,8 +182,13 @@ def accumulate_block(
         scratch = torch.add(v, into_u, out=workspace.block(v.numel(), v.dtype))
         into_v.add_(scratch)
     else:
-        _scaled(rule, gradient, weights, into_u)
-        into_u.add_(u, alpha=momentum.factor)
+        # m*u + scale*g in one pass: the outer product with a one, for torch has no sum of two scaled tensors
+        torch.addr(
+            u.view(1, -1), workspace.one(u.dtype), gradient, beta=momentum.factor, alpha=rule.scale,
+            out=into_u.view(1, -1),
+        )  # fmt: skip
+        if rule.decay:
+            into_u.add_(weights, alpha=rule.decay)
         torch.add(v, into_u, out=into_v)
 
 

@@ -93,7 +93,16 @@ class Layout:
 
     def is_dense(self, positions: Tensor) -> Tensor:
         """bool[n], on the CPU: which of these positions are elements of dense tensors."""
-        return torch.isin(positions, self.dense_positions, assume_unique=True)
+        segment = torch.bucketize(positions, self._ends, right=True).clamp_(max=len(self.segments) - 1)
+        return self._dense_segments[segment]
+
+    @cached_property
+    def _ends(self) -> Tensor:
+        return torch.tensor([s.offset + s.numel for s in self.segments])
+
+    @cached_property
+    def _dense_segments(self) -> Tensor:
+        return torch.tensor([not s.sparse for s in self.segments])
 
     @cached_property
     def dense_numel(self) -> int:

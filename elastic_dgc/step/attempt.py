@@ -143,12 +143,14 @@ def _compress(replica: Replica, plan: Plan, global_count: int, rows: Sequence[Ro
         one.other_squares = squares = accumulate(
             layout, [rules[len(segment.shape) < 2] for segment in layout.segments], plan.density, one.other_v, weights,
             one.u, one.v, one.other_u, one.other_v, replica.workspace, count_squares=not plan.whole,
+            apart=replica.kept_of(k),
         )  # fmt: skip
         if not plan.whole:
             packed[k] = compress(
                 layout, plan.values, plan.density, one.other_u, one.other_v, settings.compression.masking,
                 replica.workspace, squares,
             )  # fmt: skip
+    replica.release()
     return packed
 
 

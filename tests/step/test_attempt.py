@@ -64,7 +64,8 @@ def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str, monkey
     gradients: list[torch.Tensor] = []
 
     def seen(of: Replica, *rest: Any) -> dict[int, bytes]:
-        gradients.extend(one.other_v.double() / 4 for one in of.owned.values())  # 4 full shares in a step
+        for k in of.owned:  # 4 full shares in a step
+            gradients.append(torch.cat([g.flatten() for _, g in sorted(of.gradient(k).items())]).double() / 4)
         return compress(of, *rest)
 
     compress = attempt_module._compress
