@@ -107,8 +107,8 @@ def accumulate(
 
     `gradient` may be the memory of `into_v`: it is read block by block before that is written. Only `into_u`, `into_v`
     and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`. Returns
-    the squares of `into_u` and `into_v` where they are asked for. `apart`: gradients by parameter, contiguous, that do
-    not lie in `gradient`.
+    the squares of `into_u` and `into_v` where they are asked for. `apart`: gradients by parameter, contiguous, of all
+    or none of the parameters; then `gradient` is not read.
     """
     norms: tuple[list[Tensor], list[Tensor]] = ([], [])
     blocks = _blocks(layout.segments, rules)
@@ -117,8 +117,8 @@ def accumulate(
     sizes = [block.numel for block in blocks]
     vectors = [gradient, weights, v, into_v] + ([] if u is None or into_u is None else [u, into_u])
     for block, g, w, old_v, new_v, *us in zip(blocks, *(one.split(sizes) for one in vectors), strict=True):
-        if block.segment.sparse and apart and block.segment.name in apart:
-            g = apart[block.segment.name].view(-1)[block.start : block.start + block.numel]
+        if apart:
+            g = block.gradient(g, apart)
         accumulate_block(block.rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
         maxima = workspace.maxima(block.segment) if density < 1 else None
         if maxima is not None:
@@ -142,14 +142,29 @@ class _Block:
     start: int
     numel: int
     rule: Rule
+    joined: tuple[Segment, ...] = ()  # the segments that follow it in this block
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all of its segments."""
+        return self.numel == sum(one.numel for one in (self.segment, *self.joined))
+
+    def gradient(self, here: Tensor, apart: Mapping[str, Tensor]) -> Tensor:
+        """This block's gradient, where all or none of its segments' lie apart."""
+        if self.segment.name not in apart:
+            return here
+        if self.joined:
+            return torch.cat([apart[one.name].view(-1) for one in (self.segment, *self.joined)])
+        return apart[self.segment.name].view(-1)[self.start : self.start + self.numel]
 
 
 def _blocks(segments: Sequence[Segment], rules: Sequence[Rule]) -> list[_Block]:
     found: list[_Block] = []
     for segment, rule in zip(segments, rules, strict=True):
         last = found[-1] if found else None
-        if last and not segment.sparse and not last.segment.sparse and last.rule == rule and last.numel < BLOCK:
-            found[-1] = _Block(last.segment, last.start, last.numel + segment.numel, rule)
+        small = last is not None and not segment.sparse and not last.segment.sparse and last.whole
+        if last and small and last.rule == rule and last.numel + segment.numel <= BLOCK:
+            found[-1] = _Block(last.segment, last.start, last.numel + segment.numel, rule, (*last.joined, segment))
             continue
         for low in range(0, segment.numel, BLOCK):
             found.append(_Block(segment, low, min(BLOCK, segment.numel - low), rule))

@@ -6,7 +6,7 @@ over sockets (`drive`), and in one thread over memory (`exchange.memory.run_toge
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
@@ -62,7 +62,8 @@ class Ask:
 
     `phase` names the communication in errors and picks its deadline; `sent_point` is the fault point that lies
     between sending and receiving. `sizes`: the bytes of every wanted payload, where everyone has decided that this
-    goes by a library's collectives, which must know them beforehand.
+    goes by a library's collectives, which must know them beforehand. `meanwhile` is work that is done once, between
+    sending and waiting.
     """
 
     send: tuple[Parcel, ...]
@@ -71,6 +72,7 @@ class Ask:
     deadline_s: float = 600.0
     sent_point: str | None = field(default=None)
     sizes: Mapping[Key, int] | None = None
+    meanwhile: Callable[[], None] | None = None
 
 
 Steps = Generator[Ask, Mapping[Key, Payload], T]

@@ -84,6 +84,8 @@ class CollectiveTransport(Transport):
                     self._sent += data.numel()
             if sent is not None:
                 sent(ask)
+            if ask.meanwhile is not None:
+                ask.meanwhile()
             for work in works:
                 work.wait(timedelta(seconds=max(0.01, until - time.monotonic())))
         except RuntimeError as error:

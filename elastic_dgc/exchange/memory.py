@@ -173,6 +173,8 @@ class _Worker(Generic[T]):
             raise Killed(f"rank {self.rank} was lost on purpose: {loss}")
         if self.sent is not None:
             self.sent(self.rank, ask)
+        if ask.meanwhile is not None:
+            ask.meanwhile()
         return True
 
     def _changed(self) -> MessageError | None:

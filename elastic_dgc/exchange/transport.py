@@ -33,10 +33,13 @@ class Transport(ABC):
         at once when that peer's connection ended, else after `deadline_s` or when it kept silent too long."""
 
     def exchange(self, ask: Ask, sent: SentHook | None = None) -> Mapping[Key, Payload]:
-        """Send, call `sent`, collect: one ask. What a transport may do otherwise where an ask's `sizes` are known."""
+        """Send, call `sent`, do the ask's `meanwhile`, collect: one ask. What a transport may do otherwise where an
+        ask's `sizes` are known."""
         self.send(ask.send)
         if sent is not None:
             sent(ask)
+        if ask.meanwhile is not None:
+            ask.meanwhile()
         return self.collect(ask.want, ask.deadline_s, ask.phase)
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from elastic_dgc.errors import MessageError
 from elastic_dgc.exchange.ask import Ask, Key, Kind, Parcel, Payload, Steps
@@ -49,6 +49,7 @@ def gather_tree(
     phase: str,
     deadline_s: float,
     sent_point: str | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Steps[dict[int, Payload]]:
     """Every worker's numbered payloads reach everyone. Must be entered by every worker of the view. Returns them all by
     number. The keys' virtual worker is -1 - the sender's rank."""
@@ -59,13 +60,13 @@ def gather_tree(
     leader, followers = topology.leader_of(rank), topology.followers(rank)
     if rank != leader:
         up = (Parcel(leader, key(rank, UP), pack_bundle(own)),)
-        got = yield Ask(up, {key(leader, DOWN): leader}, phase, deadline_s, sent_point)
+        got = yield Ask(up, {key(leader, DOWN): leader}, phase, deadline_s, sent_point, None, meanwhile)
         return {**own, **unpack_bundle(got[key(leader, DOWN)])}
     node = dict(own)
     by_follower: dict[int, dict[int, Payload]] = {}
     if followers:
-        got = yield Ask((), {key(one, UP): one for one in followers}, phase, deadline_s, sent_point)
-        sent_point = None
+        got = yield Ask((), {key(one, UP): one for one in followers}, phase, deadline_s, sent_point, None, meanwhile)
+        sent_point = meanwhile = None
         for one in followers:
             by_follower[one] = unpack_bundle(got[key(one, UP)])
             node |= by_follower[one]
@@ -78,8 +79,8 @@ def gather_tree(
         to, source = leaders[(here + step) % count], leaders[(here - step) % count]
         some: dict[int, Payload] = dict(enumerate(held[: count - step]))
         send = (Parcel(to, key(rank, part), pack_bundle(some)),)
-        got = yield Ask(send, {key(source, part): source}, phase, deadline_s, sent_point)
-        sent_point = None
+        got = yield Ask(send, {key(source, part): source}, phase, deadline_s, sent_point, None, meanwhile)
+        sent_point = meanwhile = None
         held += [bytes(one) for _, one in sorted(unpack_bundle(got[key(source, part)]).items())]
         step *= 2
     everything = dict(node)
@@ -89,6 +90,8 @@ def gather_tree(
         Parcel(one, key(rank, DOWN), pack_bundle({n: p for n, p in everything.items() if n not in by_follower[one]}))
         for one in followers
     )
+    if meanwhile is not None:
+        meanwhile()
     if down:
         yield Ask(down, {}, phase, deadline_s)
     return everything

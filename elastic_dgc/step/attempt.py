@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from elastic_dgc.exchange.members import Members
 from elastic_dgc.step.compute import BatchesOf, compute
 from elastic_dgc.step.plan import Plan, plan
 from elastic_dgc.step.replica import LossFunction, Replica
-from elastic_dgc.step.row import ROW_BYTES, Request, Row
+from elastic_dgc.step.row import ROW_BYTES, Health, Request, Row
 from elastic_dgc.step.settings import FaultHook
 from elastic_dgc.step.sums import dense_sum, sparse_sum
 from elastic_dgc.step.vote import Decision, Verdict, decide
@@ -72,14 +72,15 @@ def attempt(
     rows, errors = {}, {}
     for k in sorted(replica.owned):
         fault("forward", number)
-        row, error = compute(replica, k, batches, loss, requests)
-        rows[k] = row.pack()
+        rows[k], error = compute(replica, k, batches, loss, requests)
         if error is not None:
             errors[k] = error
     clock.lap("compute")
+    ahead = _Ahead(replica, planned, rows, clock)
     packed_rows = yield from gather_virtual(
-        members, Kind.ROW, number, rows, phase="vote", deadline_s=settings.deadline_s, sent_point="vote",
-        bytes_each=ROW_BYTES,
+        members, Kind.ROW, number, {k: row.pack() for k, row in rows.items()}, phase="vote",
+        deadline_s=settings.deadline_s, sent_point="vote", bytes_each=ROW_BYTES,
+        meanwhile=ahead.work if ahead.worthwhile else None,
     )  # fmt: skip
     all_rows = [Row.unpack(row) for row in packed_rows]
     decision = decide(all_rows)
@@ -93,7 +94,9 @@ def attempt(
     if decision.verdict is Verdict.SKIP:
         return outcome(False, _skip(replica, decision.reasons, decision.bad))
 
-    packed = _compress(replica, planned, decision.count, all_rows)
+    packed = ahead.packed(decision.count)
+    packed |= _compress(replica, planned, decision.count, all_rows, [k for k in replica.owned if k not in ahead.done])
+    replica.release()
     clock.lap("compress")
     if planned.whole:
         upload = yield from dense_sum(
@@ -122,16 +125,52 @@ def attempt(
     return outcome(True, (), upload)
 
 
+class _Ahead:
+    """The compression of the last hosted virtual worker, done while the others' rows are on their way, for the case
+    that they are all good and count what full shares count. If not, nothing is lost: u and v are as they were, what
+    was written are their other copies, and the gradient is still there.
+    """
+
+    def __init__(self, replica: Replica, plan: Plan, rows: Mapping[int, Row], clock: _Clock) -> None:
+        self._replica, self._plan, self._rows, self._clock = replica, plan, rows, clock
+        self._count = replica.settings.share * replica.settings.virtual_workers
+        self._packed: dict[int, bytes] = {}
+        self.done: set[int] = set()
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether the gradient could be read again, and a commit of full shares is to be expected."""
+        good = all(row.health is Health.GOOD for row in self._rows.values())
+        return bool(self._replica.kept) and self._replica.full_steps and good
+
+    def work(self) -> None:
+        self._clock.lap("vote")
+        last = self._replica.last
+        self._packed = _compress(self._replica, self._plan, self._count, self._rows, [last])
+        self.done = {last}
+        self._clock.lap("compress")
+
+    def packed(self, count: int) -> dict[int, bytes]:
+        """What was done, after a vote that commits: the packed messages; nothing if another count was voted."""
+        self._replica.full_steps = count == self._count
+        if not self._replica.full_steps:
+            self.done = set()
+        return dict(self._packed) if self.done else {}
+
+
 @torch.no_grad()
-def _compress(replica: Replica, plan: Plan, global_count: int, rows: Sequence[Row]) -> dict[int, bytes]:
-    """Scale, clip, weight decay, momentum: every hosted virtual worker's other copies become u' and v'. Where the plan
-    is sparse, what is to be sent is taken out of them: returns the packed messages."""
+def _compress(
+    replica: Replica, plan: Plan, global_count: int, rows: Mapping[int, Row] | Sequence[Row], which: Sequence[int]
+) -> dict[int, bytes]:
+    """Scale, clip, weight decay, momentum: these hosted virtual workers' other copies become u' and v'. Where the plan
+    is sparse, what is to be sent is taken out of them: returns the packed messages. `rows` by virtual worker."""
     settings, layout = replica.settings, replica.layout
     scale = settings.share / global_count / replica.counters.loss_scale
     decay = settings.local_decay / settings.virtual_workers
     weights = replica.weights_for_decay() if decay else replica.weights
     packed = {}
-    for k, one in sorted(replica.owned.items()):
+    for k in sorted(which):
+        one = replica.owned[k]
         factor = scale
         if settings.compression.clip is not None:
             norm = rows[k].gradient_norm * scale
@@ -150,7 +189,6 @@ def _compress(replica: Replica, plan: Plan, global_count: int, rows: Sequence[Ro
                 layout, plan.values, plan.density, one.other_u, one.other_v, settings.compression.masking,
                 replica.workspace, squares,
             )  # fmt: skip
-    replica.release()
     return packed
 
 

@@ -27,8 +27,8 @@ class Replica:
 
     The model's parameters are fp32; those with `requires_grad` are trained and make up the layout: they are made views
     of one flat vector, `weights`. Gradients are moved into the hosted virtual worker's other v as they arrive, all but
-    the large ones of the last: a worker has one gradient in memory however many it hosts, and they are read where they
-    are. `total` is where the sum of an attempt is added up.
+    those of the last: a worker has one gradient in memory however many it hosts, and it is read where it is. `total` is
+    where the sum of an attempt is added up.
 
     `residual_device` is where u and v live, by default where the model is. Elsewhere (a GPU that is short of memory)
     there is one gradient beside the model, copied over after each backward pass, and compression runs there.
@@ -65,9 +65,9 @@ class Replica:
         self._staging = self.layout.views(torch.zeros_like(self.weights)) if staged else None
         self._arriving: dict[str, Tensor] | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients that have arrived
-        self._large = {segment.name for segment in self.layout.sparse}
         self._keeping = False
-        self.kept: dict[str, Tensor] = {}  # gradients of the last virtual worker that were not moved
+        self.kept: dict[str, Tensor] = {}  # the gradients of the last virtual worker, or none of them
+        self.full_steps = True  # whether the last step counted what full shares count
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
         self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
@@ -85,47 +85,48 @@ class Replica:
         return one
 
     @property
-    def _last(self) -> int:
+    def last(self) -> int:
         """The virtual worker that is computed last."""
         return max(self.owned, default=-1)
 
     def gradient(self, virtual_worker: int) -> dict[str, Tensor]:
         """The gradient of this virtual worker by parameter, between `collect` and `release` or the accumulation."""
         views = self.owned[virtual_worker].other_v_views
-        return {**views, **self.kept} if virtual_worker == self._last else views
+        return {**views, **self.kept} if virtual_worker == self.last else views
 
     def kept_of(self, virtual_worker: int) -> dict[str, Tensor]:
         """Those gradients that were not moved into the other v, by parameter."""
-        return self.kept if virtual_worker == self._last else {}
+        return self.kept if virtual_worker == self.last else {}
 
     def attach(self, virtual_worker: int) -> None:
         """Let backward write the gradient of this virtual worker. What was in its other v is gone."""
         self._arriving = self._staging if self._staging is not None else self.owned[virtual_worker].other_v_views
-        self._keeping = virtual_worker == self._last and self._staging is None
+        self._keeping = virtual_worker == self.last and self._staging is None
         self._norms.clear()
         self.release()
         for parameter in self.trained.values():
             parameter.grad = None
 
     def _arrive(self, name: str, parameter: Tensor) -> None:
-        """A parameter's gradient is there. It is moved while it is in the cache, and its memory freed; or, if it is
-        large and of the last virtual worker, it is left where it is: the accumulation reads it there."""
+        """A parameter's gradient is there. It is moved while it is in the cache, and its memory freed; or, if it is of
+        the last virtual worker, it is left where it is, unless `collect` finds that not all of them could be."""
         gradient = parameter.grad
         if self._arriving is None or gradient is None:
             return
-        if gradient.is_sparse:
-            gradient = gradient.to_dense()
-        large = name in self._large and gradient.is_contiguous() and parameter.grad is gradient
-        if self._keeping and large and (name in self.kept or name not in self._norms):
+        if self._keeping and gradient.is_contiguous() and (name in self.kept or name not in self._norms):
             self.kept[name] = gradient  # autograd adds those of later micro-batches to it
             self._norms[name] = joint_norm(gradient)
             return
+        self._move(name, gradient.to_dense() if gradient.is_sparse else gradient)
+        self._norms[name] = joint_norm(self._arriving[name])
+        parameter.grad = None
+
+    def _move(self, name: str, gradient: Tensor) -> None:
+        assert self._arriving is not None
         if name in self._norms:  # of an earlier micro-batch
             self._arriving[name].add_(gradient)
         else:
             self._arriving[name].copy_(gradient)
-        self._norms[name] = joint_norm(self._arriving[name])
-        parameter.grad = None
 
     @torch.no_grad()
     def collect(self, virtual_worker: int) -> Tensor:
@@ -138,6 +139,10 @@ class Replica:
             if name not in self._norms:
                 self._arriving[name].zero_()
             parameter.grad = None
+        if self.kept.keys() != self.trained.keys():
+            for name, gradient in self.kept.items():
+                self._arriving[name].copy_(gradient)
+            self.kept.clear()
         if self._staging is not None:
             for name, view in self.owned[virtual_worker].other_v_views.items():
                 view.copy_(self._staging[name])

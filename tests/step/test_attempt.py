@@ -64,7 +64,7 @@ def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str, monkey
     gradients: list[torch.Tensor] = []
 
     def seen(of: Replica, *rest: Any) -> dict[int, bytes]:
-        for k in of.owned:  # 4 full shares in a step
+        for k in rest[-1]:  # 4 full shares in a step
             gradients.append(torch.cat([g.flatten() for _, g in sorted(of.gradient(k).items())]).double() / 4)
         return compress(of, *rest)
 
@@ -374,3 +374,41 @@ def test_the_norms_in_the_rows_are_those_of_u_and_v(nesterov: bool) -> None:
         assert decision.v_norm == pytest.approx(float(v), rel=1e-5)
         again = resumed.step().decision
         assert (again.u_norm, again.v_norm) == (decision.u_norm, decision.v_norm)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_compressing_while_the_rows_are_on_their_way_changes_nothing(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full steps, a step of fewer samples (done again), one that is skipped, and a task that counts something else."""
+
+    def uneven(number: int, k: int) -> list[MicroBatch]:
+        if number == 3 and k == 1:
+            return batches(number, k)[:1]
+        return bad_batch(5, 2, "inf")(number, k)
+
+    def counting(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return cross_entropy(model, batch), 3
+
+    ahead: list[bool] = []
+    packed = attempt_module._Ahead.packed
+
+    def seen(self: Any, count: int) -> dict[int, bytes]:
+        found = packed(self, count)
+        ahead.append(bool(self.done))
+        return found
+
+    monkeypatch.setattr(attempt_module._Ahead, "packed", seen)
+    using = settings(compression=CompressionConfig(density=0.05, warmup=(), min_numel=20, clip=0.5), max_skips=9)
+    for loss in (cross_entropy, counting):
+        ahead.clear()
+        fast = Group(workers, using, batches_of=uneven, loss=loss).run(8)
+        if loss is cross_entropy:
+            # attempt 3 counts less, so 4 is not done ahead; 5 is skipped, which is no vote of a count
+            assert ahead[::workers] == [True, True, True, False, False, True, True]
+        else:
+            assert not any(ahead)
+        with monkeypatch.context() as without:
+            without.setattr(attempt_module._Ahead, "worthwhile", False)
+            slow = Group(workers, using, batches_of=uneven, loss=loss).run(8)
+        assert fast.state() == slow.state()
