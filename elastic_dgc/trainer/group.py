@@ -15,7 +15,7 @@ from elastic_dgc.exchange.ask import Ask, Kind, Payload, Steps, drive
 from elastic_dgc.exchange.collectives import CollectiveTransport, open_gloo, open_store
 from elastic_dgc.exchange.gather import gather_virtual, gather_workers
 from elastic_dgc.exchange.members import Members
-from elastic_dgc.exchange.probe import measure_link
+from elastic_dgc.exchange.probe import LARGE_BYTES, measure_link
 from elastic_dgc.exchange.routes import Route, Topology
 from elastic_dgc.exchange.tcp import TcpTransport
 from elastic_dgc.exchange.transport import Transport
@@ -42,13 +42,19 @@ class Group:
         """Drive a protocol generator over the transport."""
         return drive(steps, self.transport, self._sent)
 
-    def learn_link(self, hosts: tuple[str, ...], transport: str, collectives: tuple[str, float] | None) -> None:
-        """Measure the link between the workers, whose host names by rank are given, and let it, or the user's choice of
+    def learn_link(
+        self, hosts: tuple[str, ...], transport: str, collectives: tuple[str, float] | None, numel: int = 1 << 18
+    ) -> None:
+        """Measure the link (with frames as large as `numel` parameters are, at most a MiB) between the workers, whose
+        host names by rank are given, and let it, or the user's choice of
         a `transport`, decide the routes from now on. `collectives`: this worker's own address, and a deadline in
         seconds, where gloo may be used beside the frames."""
         topology = Topology.of(hosts)
         library = collectives is not None and self.members.size > 1 and self._open_collectives(*collectives)
-        steps = measure_link(self.members, topology, self.attempt, time.perf_counter, self.deadline_s, library)
+        large_bytes = min(LARGE_BYTES, max(LARGE_BYTES // 16, 4 * numel))
+        steps = measure_link(
+            self.members, topology, self.attempt, time.perf_counter, self.deadline_s, library, large_bytes
+        )
         link = self.run(steps)
         if library and link is not None and isinstance(self.transport, CollectiveTransport):
             self.transport.least_bytes_per_s = link.slowest.bytes_per_s / 10

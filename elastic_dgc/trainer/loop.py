@@ -119,7 +119,8 @@ class Training:
             self._show(outcome)
         said = self._pays.add(outcome) if self._pays is not None else None
         if said is not None:
-            self.log.log(logging.INFO if said[0] else logging.WARNING, "%s", said[1])
+            between_nodes = self.group.members.link is not None and self.group.members.link.network is not None
+            self.log.log(logging.WARNING if between_nodes and not said[0] else logging.INFO, "%s", said[1])
         return outcome
 
     def _requests(self) -> Request:

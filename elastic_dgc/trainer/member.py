@@ -119,7 +119,7 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
     source, test, replica, order = group.together("reading data and model", lambda: _build(job, group))
     gloo = config.transport in ("auto", "collectives") and ever_whole(replica.settings, replica.layout)
     own = mesh.addresses[group.members.rank][0]
-    group.learn_link(mesh.hosts, config.transport, (own, config.peer_silence_s) if gloo else None)
+    group.learn_link(mesh.hosts, config.transport, (own, config.peer_silence_s) if gloo else None, replica.layout.numel)
     checkpoints = Checkpoints(storage, group, replica, job.run, config.keep)
     loaded = checkpoints.load_newest()
     first = group.attempt = replica.counters.attempt
