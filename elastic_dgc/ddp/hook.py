@@ -19,8 +19,8 @@ from elastic_dgc.ddp.exchange import texts
 from elastic_dgc.ddp.plan import Plan
 from elastic_dgc.ddp.state import DGCState
 from elastic_dgc.ddp.unused import give_to_unused
-from elastic_dgc.ddp.vote import ROW_BYTES, Health, Row, agree
-from elastic_dgc.errors import Diverged, ElasticDGCError, UsageError, error_named
+from elastic_dgc.ddp.vote import ROW_BYTES, Health, Row, agree, different
+from elastic_dgc.errors import Disagreement, Diverged, ElasticDGCError, UsageError, error_named
 from elastic_dgc.log import logger
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -63,6 +63,9 @@ def _step(state: DGCState, arrived: list[Arrived]) -> None:
     rows = [Row.unpack(raw) for raw in state.exchange.gather(row.pack(), ROW_BYTES)]
     if any(one.health is Health.ERROR for one in rows):
         raise _error(state, rows, problem)
+    if len({one.digest for one in rows}) > 1:
+        said = texts(state.exchange, state.settings(), size=1 << 16)
+        raise Disagreement(f"{different(said)}: all ranks must run the same script with the same settings")
     agree(rows)
     state.dense_bytes += 4 * state.layout.numel
     bad = [rank for rank, one in enumerate(rows) if one.health is Health.NON_FINITE]

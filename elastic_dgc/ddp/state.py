@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,10 +79,17 @@ class DGCState:
             self._plans[density] = plan(self.config, self.layout, self.world, density)
         return self._plans[density]
 
+    def settings(self) -> str:
+        """Everything that must be equal on all ranks, as JSON: DGC's fields, what was taken over of every param group,
+        the parameters' names and shapes (a digest), the number of ranks."""
+        told = self.config.model_dump(mode="json")
+        told |= {f"param group {number}": one for number, one in enumerate(self.taken.describe())}
+        told |= {"parameters": self.layout.digest.hex()[:16], "ranks": self.world}
+        return json.dumps(told)
+
     def digest(self) -> bytes:
-        """16 bytes that are equal where settings, parameters and the optimizer's param groups are."""
-        parts = (self.config.model_dump_json(), self.layout.digest, self.taken.describe(), self.world)
-        return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+        """16 bytes that are equal where the settings are."""
+        return hashlib.blake2b(self.settings().encode(), digest_size=16).digest()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's own state, copied to the CPU: every rank has to save its own. Plain types and tensors only."""
