@@ -48,11 +48,6 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def serve_store(host: str) -> dist.TCPStore:
-    """The store of a group, served by this process on any free port (`.port`) for as long as it is kept."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE_S))
-
-
 @contextmanager
 def joined(seat: Seat, collectives: bool) -> Iterator[Group]:
     """This process in the default process group and in a group of ours, until the end of the block. The link is

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from elastic_dgc.bench.exchange import ExchangeBench, Say, run_worker
-from elastic_dgc.bench.network import Seat, serve_store
+from elastic_dgc.bench.network import DEADLINE_S, Seat
 from elastic_dgc.errors import ElasticDGCError, UsageError, error_named
+from elastic_dgc.exchange.collectives import open_store
 
 LOCAL_HOST = "127.0.0.1"
 PLACE_S, CALL_S, POLL_S = 60.0, 60.0, 0.5
@@ -27,7 +28,7 @@ def on_this_machine(bench: ExchangeBench, world: int, say: Say) -> dict[str, Any
     if world < 1:
         raise UsageError(f"world = {world}: at least 1 process is needed")
     bench.check()
-    store = serve_store(LOCAL_HOST)
+    store = open_store(LOCAL_HOST, DEADLINE_S)
     with tempfile.TemporaryDirectory(prefix="elastic_dgc-bench-") as folder:
         given = (bench, world, store.port, secrets.token_bytes(16), folder)
         # Of its own accord torch says on stderr which processes it ends after one has failed; we say what failed.
@@ -92,7 +93,7 @@ class BenchWorker:
 
     def serve(self) -> tuple[str, int]:
         """Serve the store of the group."""
-        self._store = serve_store(self.host())
+        self._store = open_store(self.host(), DEADLINE_S)
         return self.host(), int(self._store.port)
 
     def run(self, bench: ExchangeBench, seat: Seat) -> dict[str, Any]:

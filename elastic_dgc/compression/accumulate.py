@@ -118,7 +118,7 @@ def accumulate(
     vectors = [gradient, weights, v, into_v] + ([] if u is None or into_u is None else [u, into_u])
     for block, g, w, old_v, new_v, *us in zip(blocks, *(one.split(sizes) for one in vectors), strict=True):
         if apart:
-            g = block.gradient(g, apart)
+            g = block.gradient(apart)
         accumulate_block(block.rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
         maxima = workspace.maxima(block.segment) if density < 1 else None
         if maxima is not None:
@@ -149,10 +149,8 @@ class _Block:
         """Whether it has all of its segments."""
         return self.numel == sum(one.numel for one in (self.segment, *self.joined))
 
-    def gradient(self, here: Tensor, apart: Mapping[str, Tensor]) -> Tensor:
-        """This block's gradient, where all or none of its segments' lie apart."""
-        if self.segment.name not in apart:
-            return here
+    def gradient(self, apart: Mapping[str, Tensor]) -> Tensor:
+        """This block's part of gradients that lie apart."""
         if self.joined:
             return torch.cat([apart[one.name].view(-1) for one in (self.segment, *self.joined)])
         return apart[self.segment.name].view(-1)[self.start : self.start + self.numel]

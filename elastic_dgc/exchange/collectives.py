@@ -25,7 +25,8 @@ NAMING_S = 10.0  # gloo fails at once and names nobody; our own connection to th
 
 
 def open_store(host: str, deadline_s: float) -> Any:
-    """The store through which the workers' gloo finds each other, on the worker that leads; `.port` is to be told."""
+    """The store through which workers' gloo finds each other, served by this process on any free port for as long as it
+    is kept; its `.port` is to be told to the others."""
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline_s))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from elastic_dgc.compression.config import Values
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.compression.message import promised_bytes
+from elastic_dgc.compression.whole import say_small, why_whole
 from elastic_dgc.errors import CompressionOff
 from elastic_dgc.step.settings import StepSettings
 
@@ -30,20 +31,10 @@ def plan(settings: StepSettings, layout: Layout, applied: int) -> Plan:
     if settings.exchange != "dgc":
         values = "bf16" if settings.exchange == "dense-bf16" else "fp32"
         return _whole(layout, values, f"exchange is '{settings.exchange}'")
-    if density >= 1:
-        return _whole(layout, "fp32", "the schedule's density is 1")
-    if not layout.sparse:
-        smallest = settings.compression.min_numel
-        return _whole(layout, "fp32", f"no tensor has two dimensions and at least {smallest} elements (min_numel)")
-    promised = promised_bytes(layout, density, values)
-    dense = 2 * 4 * layout.numel
-    if promised * settings.virtual_workers > dense:
-        reason = (
-            f"at density {density:g} the messages of {settings.virtual_workers} virtual workers are "
-            f"{promised * settings.virtual_workers / dense:.2g} times a dense exchange"
-        )
+    reason = why_whole(settings.compression, layout, density, settings.virtual_workers, "virtual workers")
+    if reason:
         return _whole(layout, "fp32", reason)
-    return Plan(density, values, False, "", promised)
+    return Plan(density, values, False, "", promised_bytes(layout, density, values))
 
 
 def _whole(layout: Layout, values: Values, reason: str) -> Plan:
@@ -52,14 +43,7 @@ def _whole(layout: Layout, values: Values, reason: str) -> Plan:
 
 def explain(settings: StepSettings, layout: Layout) -> list[str]:
     """What goes densely and why, in lines to be logged once; empty where everything is sparse from the first step."""
-    lines = []
-    if settings.exchange == "dgc" and layout.sparse and layout.dense_numel:
-        tensors = len(layout.segments) - len(layout.sparse)
-        lines.append(
-            f"{tensors} of {len(layout.segments)} tensors ({layout.dense_numel / layout.numel:.1%} of the parameters) "
-            f"travel whole inside every message: fewer than two dimensions or under {settings.compression.min_numel} "
-            f"elements"
-        )
+    lines = say_small(settings.compression, layout) if settings.exchange == "dgc" else []
     seen = set()
     steps = [0, *(_starts(settings))]
     for applied in steps:

@@ -91,11 +91,10 @@ class Replica:
 
     def gradient(self, virtual_worker: int) -> dict[str, Tensor]:
         """The gradient of this virtual worker by parameter, between `collect` and `release` or the accumulation."""
-        views = self.owned[virtual_worker].other_v_views
-        return {**views, **self.kept} if virtual_worker == self.last else views
+        return self.kept_of(virtual_worker) or self.owned[virtual_worker].other_v_views
 
     def kept_of(self, virtual_worker: int) -> dict[str, Tensor]:
-        """Those gradients that were not moved into the other v, by parameter."""
+        """This virtual worker's gradients by parameter, if they were not moved into its other v; else nothing."""
         return self.kept if virtual_worker == self.last else {}
 
     def attach(self, virtual_worker: int) -> None:

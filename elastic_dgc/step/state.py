@@ -50,7 +50,8 @@ class OwnedState:
 
     Each exists twice: an attempt writes the *other* copy, and `flip` makes it the current one. Until then nothing has
     changed, so an attempt that is given up needs no undo. With momentum that is 4 fp32 values for each parameter, and
-    there is no fifth for the gradient: it is written into the other v, where the accumulation reads it block by block.
+    there is no fifth for the gradient: it waits in the other v, where the accumulation reads it block by block, or, of
+    the last virtual worker, where backward left it.
     """
 
     def __init__(
