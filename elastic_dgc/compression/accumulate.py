@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,15 +36,6 @@ class Rule:
     momentum: Momentum | None
 
 
-@dataclass
-class Squares:
-    """Sums of squares of u (None without momentum) and v, 0-dim fp64: counted while the blocks are in the cache, where
-    it costs a quarter of reading them again. What leaves u and v afterwards is subtracted by who takes it."""
-
-    u: Tensor | None
-    v: Tensor
-
-
 class Workspace:
     """Scratch memory of one device, made once and used for every virtual worker: one block, and one maximum per group.
 
@@ -57,9 +49,15 @@ class Workspace:
         self._one = torch.ones(1, device=self._device)
         self._maxima: dict[int, Tensor] = {}
         self._flat = torch.empty(0, device=self._device)
+        self._prepared: tuple[Any, ...] = ()
+        self._cut: tuple[Any, list[_Block]] = (None, [])
 
     def prepare(self, segments: Sequence[Segment], density: float, dtype: torch.dtype = torch.float32) -> None:
         """Make room for the maxima of these segments at this density."""
+        before = self._prepared
+        if before and before[0] is segments and before[1:] == (density, dtype):
+            return
+        self._prepared = segments, density, dtype
         sizes = {s.offset: group_size(s.numel, s.count(density)) for s in segments if s.sparse}
         counts = {s.offset: groups_of(s.numel, sizes[s.offset]) for s in segments if sizes.get(s.offset, 1) > 1}
         total = sum(counts.values())
@@ -84,6 +82,14 @@ class Workspace:
         """The group maxima of a segment, for `top_k`; None where it is looked through whole."""
         return self._maxima.get(segment.offset)
 
+    def blocks(self, layout: Layout, rules: list[int]) -> list[_Block]:
+        """What a layout is cut into; `rules` has the number of each segment's rule."""
+        made_for, found = self._cut
+        if made_for is None or made_for[0] is not layout or made_for[1] != rules:
+            found = _blocks(layout.segments, rules)
+            self._cut = (layout, rules), found
+        return found
+
     @property
     def bytes(self) -> int:
         return self._block.nbytes + self._flat.nbytes
@@ -100,48 +106,42 @@ def accumulate(
     into_u: Tensor | None,
     into_v: Tensor,
     workspace: Workspace,
-    count_squares: bool = False,
     apart: Mapping[str, Tensor] | None = None,
-) -> Squares | None:
+) -> None:
     """From (u, v) into (into_u, into_v), all 1-dim of the layout's numel; `rules` has one for each of its segments.
 
     `gradient` may be the memory of `into_v`: it is read block by block before that is written. Only `into_u`, `into_v`
-    and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`. Returns
-    the squares of `into_u` and `into_v` where they are asked for. `apart`: gradients by parameter, contiguous, of all
-    or none of the parameters; then `gradient` is not read.
+    and the workspace are changed. With a density below 1 the workspace then holds the group maxima of `into_v`.
+    `apart`: gradients by parameter, contiguous, of all or none of the parameters; then `gradient` is not read.
     """
-    norms: tuple[list[Tensor], list[Tensor]] = ([], [])
-    blocks = _blocks(layout.segments, rules)
-    if density < 1:
+    distinct = list(dict.fromkeys(rules))
+    blocks = workspace.blocks(layout, [distinct.index(rule) for rule in rules])
+    sparse, counts = density < 1, layout.counts(density)
+    if sparse:
         workspace.prepare(layout.segments, density, into_v.dtype)
     sizes = [block.numel for block in blocks]
     vectors = [gradient, weights, v, into_v] + ([] if u is None or into_u is None else [u, into_u])
     for block, g, w, old_v, new_v, *us in zip(blocks, *(one.split(sizes) for one in vectors), strict=True):
         if apart:
             g = block.gradient(apart)
-        accumulate_block(block.rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
-        maxima = workspace.maxima(block.segment) if density < 1 else None
+        rule = distinct[block.rule]
+        accumulate_block(rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
+        maxima = workspace.maxima(block.segment) if sparse else None
         if maxima is not None:
-            size = group_size(block.segment.numel, block.segment.count(density))
+            size = group_size(block.segment.numel, counts[block.segment.offset])
             out = maxima[block.start // size : (block.start + block.numel) // size]
             group_maxima(new_v, size, out, workspace.block(block.numel, new_v.dtype))
-        if count_squares:
-            norms[0].append(torch.linalg.vector_norm(new_v))
-            norms[1].extend(torch.linalg.vector_norm(one) for one in us[1:])
-    if not count_squares:
-        return None
-    v_squares, *u_squares = (torch.stack(one).double().square().sum() for one in norms if one)
-    return Squares(u_squares[0] if u_squares else None, v_squares)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """`numel` elements from `start` in a segment, or several small segments with one rule, which nothing filters."""
+    """`numel` elements from `start` in a segment, or several small segments with one rule, which nothing filters.
+    `rule` is its number among the different ones."""
 
     segment: Segment
     start: int
     numel: int
-    rule: Rule
+    rule: int
     joined: tuple[Segment, ...] = ()  # the segments that follow it in this block
 
     @property
@@ -156,7 +156,7 @@ class _Block:
         return apart[self.segment.name].view(-1)[self.start : self.start + self.numel]
 
 
-def _blocks(segments: Sequence[Segment], rules: Sequence[Rule]) -> list[_Block]:
+def _blocks(segments: Sequence[Segment], rules: Sequence[int]) -> list[_Block]:
     found: list[_Block] = []
     for segment, rule in zip(segments, rules, strict=True):
         last = found[-1] if found else None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elastic_dgc.compression import values as wire
-from elastic_dgc.compression.accumulate import Squares, Workspace
+from elastic_dgc.compression.accumulate import Workspace
 from elastic_dgc.compression.config import Values
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.compression.message import pack
@@ -27,11 +27,11 @@ def select(layout: Layout, v: Tensor, density: float, workspace: Workspace | Non
     """Positions of the largest entries of the sparse tensors: each one's own top k, ascending over the index space
     (int64). `workspace`: as `accumulate` left it for this v. Zeros are among them only where a tensor has fewer
     others than k; they are not to be sent."""
-    parts = []
+    parts, counts = [], layout.counts(density)
     for segment in layout.sparse:
         flat = v[segment.offset : segment.offset + segment.numel]
         maxima = None if workspace is None else workspace.maxima(segment)
-        parts.append(top_k(flat, segment.count(density), maxima).add_(segment.offset))
+        parts.append(top_k(flat, counts[segment.offset], maxima).add_(segment.offset))
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=v.device)
 
 
@@ -43,10 +43,9 @@ def compress(
     v: Tensor,
     masking: bool,
     workspace: Workspace | None = None,
-    squares: Squares | None = None,
 ) -> bytes:
     """Select, encode, clear and mask: one virtual worker's packed message. Changes v (what was rounded away for the
-    wire stays, zeros are not sent) and, with momentum factor masking (section 3.3), u; and `squares` with them.
+    wire stays, zeros are not sent) and, with momentum factor masking (section 3.3), u.
 
     The device is waited for once, when what was selected is copied to the CPU.
     """
@@ -63,15 +62,10 @@ def compress(
         held = v.index_select(0, everything)
     coded = wire.encode(values, kind)
     read = coded.decode()
-    rest = held - read.to(device, v.dtype)
-    v.index_copy_(0, everything, rest)
-    if squares is not None:
-        squares.v -= held.double().square().sum() - rest.double().square().sum()
+    v.index_copy_(0, everything, held - read.to(device, v.dtype))
     if masking and u is not None:
         kept = read[dense:] == 0  # what was rounded to nothing was not sent: it keeps its momentum
         entries = positions[~kept].to(device) if bool(kept.any()) else everything[dense:]
-        if squares is not None and squares.u is not None:
-            squares.u -= u.index_select(0, entries).double().square().sum()
         u.index_fill_(0, entries, 0.0)
     return pack(layout, kind, coded, positions)
 

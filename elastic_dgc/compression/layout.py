@@ -91,26 +91,34 @@ class Layout:
     def _copies(self) -> dict[torch.device, Tensor]:
         return {}
 
-    def is_dense(self, positions: Tensor) -> Tensor:
-        """bool[n], on the CPU: which of these positions are elements of dense tensors."""
-        segment = torch.bucketize(positions, self._ends, right=True).clamp_(max=len(self.segments) - 1)
-        return self._dense_segments[segment]
+    def any_dense(self, positions: Tensor) -> bool:
+        """Whether any of these positions, ascending, on the CPU, is an element of a dense tensor."""
+        first, behind = torch.searchsorted(positions, self._dense_bounds)
+        return not torch.equal(first, behind)
 
     @cached_property
-    def _ends(self) -> Tensor:
-        return torch.tensor([s.offset + s.numel for s in self.segments])
-
-    @cached_property
-    def _dense_segments(self) -> Tensor:
-        return torch.tensor([not s.sparse for s in self.segments])
+    def _dense_bounds(self) -> Tensor:
+        """int64[2, n]: where the dense tensors begin, and where they end."""
+        dense = [(s.offset, s.offset + s.numel) for s in self.segments if not s.sparse]
+        return torch.tensor(dense, dtype=torch.int64).reshape(-1, 2).T.contiguous()
 
     @cached_property
     def dense_numel(self) -> int:
         return sum(segment.numel for segment in self.segments if not segment.sparse)
 
+    def counts(self, density: float) -> dict[int, int]:
+        """How many entries of each sparse tensor are sent, by its offset. Counted once for every density."""
+        if density not in self._counts:
+            self._counts[density] = {segment.offset: segment.count(density) for segment in self.sparse}
+        return self._counts[density]
+
+    @cached_property
+    def _counts(self) -> dict[float, dict[int, int]]:
+        return {}
+
     def entries(self, density: float) -> int:
         """The most entries a sparse message holds: the sum of every tensor's k."""
-        return sum(segment.count(density) for segment in self.sparse)
+        return sum(self.counts(density).values())
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Every parameter's part of a flat vector, by name."""

@@ -1,4 +1,4 @@
-"""The message of one virtual worker: format version 2. This docstring is its definition.
+"""The message of one virtual worker: format version 3. This docstring is its definition.
 
     magic "DGCM" | version u8 | values u8 | reserved u16 | numel u32 | entries u32 | dense u32 | crc32 u32
     values       dense + entries of them    of the dense tensors, in layout order, then the sparse entries', by position
@@ -28,7 +28,7 @@ from elastic_dgc.errors import MessageError
 
 HEADER = struct.Struct("<4sBBHIIII")
 MAGIC = b"DGCM"
-VERSION = 2
+VERSION = 3
 KINDS: tuple[Values, ...] = get_args(Values)
 
 
@@ -71,7 +71,7 @@ def unpack(layout: Layout, data: bytes | bytearray | memoryview) -> Message:
     if zlib.crc32(body) != crc:
         raise MessageError("a message's checksum does not fit its bytes")
     index = torch.from_numpy(coded.decode(body[cut:], numel, entries))
-    if entries and dense and bool(layout.is_dense(index).any()):
+    if entries and dense and layout.any_dense(index):
         raise MessageError("a message sends entries of a tensor that travels whole")
     values = wire.from_bytes(body[:cut], kind, dense + entries)
     return Message(torch.cat([layout.dense_positions, index]), values.decode())

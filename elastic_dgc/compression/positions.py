@@ -3,6 +3,9 @@
 The low bits of every position are stored as they are, the high bits in unary, as a bitmap in which the i-th position
 sets bit (position >> low) + i. At a density of 0.1 % that is 12 bits an entry where the entropy is 11.4.
 (Elias, JACM 1974; Fano 1971.)
+
+Of the low bits every 8 are a column of bytes, the lowest first; the rest, under 8, follows entry by entry, in bits.
+Whole bytes are read and written several times as fast as bits.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def sizes(numel: int, entries: int) -> tuple[int, int]:
     if entries == 0:
         return 0, 0
     low = low_bits(numel, entries)
-    return (entries * low + 7) // 8, (entries + (numel >> low) + 1 + 7) // 8
+    return entries * (low // 8) + (entries * (low % 8) + 7) // 8, (entries + (numel >> low) + 1 + 7) // 8
 
 
 def encode(positions: Positions, numel: int) -> bytes:
@@ -34,10 +37,13 @@ def encode(positions: Positions, numel: int) -> bytes:
     if entries == 0:
         return b""
     low = low_bits(numel, entries)
-    bits = ((positions[:, None] >> np.arange(low)) & 1).astype(np.uint8)
+    columns = [(positions >> shift).astype(np.uint8) for shift in range(0, low - low % 8, 8)]
+    rest = np.arange(low - low % 8, low)
+    bits = ((positions[:, None] >> rest) & 1).astype(np.uint8)
     bitmap = np.zeros(sizes(numel, entries)[1] * 8, dtype=np.uint8)
     bitmap[(positions >> low) + np.arange(entries)] = 1
-    return np.packbits(bits.ravel(), bitorder="little").tobytes() + np.packbits(bitmap, bitorder="little").tobytes()
+    packed = (np.packbits(one, bitorder="little") for one in (bits.ravel(), bitmap))
+    return b"".join(one.tobytes() for one in (*columns, *packed))
 
 
 def decode(data: memoryview, numel: int, entries: int) -> Positions:
@@ -48,14 +54,20 @@ def decode(data: memoryview, numel: int, entries: int) -> Positions:
     if entries == 0:
         return np.empty(0, dtype=np.int64)
     low = low_bits(numel, entries)
-    ones = np.flatnonzero(np.unpackbits(np.frombuffer(data[low_size:], dtype=np.uint8), bitorder="little"))
-    if len(ones) != entries:
-        raise MessageError(f"{entries} positions are announced, {len(ones)} are there")
-    positions = (ones - np.arange(entries)).astype(np.int64) << low
-    if low:
-        raw = np.frombuffer(data[:low_size], dtype=np.uint8)
-        bits = np.unpackbits(raw, bitorder="little", count=entries * low).reshape(entries, low)
-        positions |= bits.astype(np.int64) @ (np.int64(1) << np.arange(low))
-    if positions[-1] >= numel or (np.diff(positions) <= 0).any():
+    # As truth values, of which numpy finds those that are set several times as fast as of bytes.
+    bitmap = np.unpackbits(np.frombuffer(data[low_size:], dtype=np.uint8), bitorder="little").view(np.bool_)
+    positions = bitmap.nonzero()[0]
+    if len(positions) != entries:
+        raise MessageError(f"{entries} positions are announced, {len(positions)} are there")
+    positions -= np.arange(entries)
+    positions <<= low
+    raw = np.frombuffer(data[:low_size], dtype=np.uint8)
+    whole, rest = divmod(low, 8)
+    for i in range(whole):
+        positions |= np.left_shift(raw[i * entries : (i + 1) * entries], 8 * i, dtype=np.int64)
+    bits = np.unpackbits(raw[whole * entries :], bitorder="little", count=entries * rest).reshape(entries, rest)
+    for i in range(rest):
+        positions |= np.left_shift(bits[:, i], 8 * whole + i, dtype=np.int64)
+    if positions[-1] >= numel or (positions[1:] <= positions[:-1]).any():
         raise MessageError(f"positions are not ascending within 0..{numel - 1}")
     return positions

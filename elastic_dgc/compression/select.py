@@ -35,8 +35,10 @@ def groups_of(numel: int, size: int) -> int:
 def group_maxima(values: Tensor, size: int, out: Tensor, scratch: Tensor) -> None:
     """The largest magnitude in each whole group of `values` [n] into `out` [n // size]; `scratch` [>= n] is changed."""
     whole = out.numel() * size
-    torch.abs(values[:whole], out=scratch[:whole])
-    torch.amax(scratch[:whole].view(-1, size), 1, out=out)
+    magnitude = torch.abs(values[:whole], out=scratch[:whole])
+    if values.dtype == torch.float32:  # magnitudes order as their bits do, and integers have no NaN to look out for
+        magnitude, out = magnitude.view(torch.int32), out.view(torch.int32)
+    torch.amax(magnitude.view(-1, size), 1, out=out)
 
 
 def top_k(values: Tensor, k: int, maxima: Tensor | None = None) -> Tensor:
@@ -64,12 +66,12 @@ def _top_k_cpu(values: Array, k: int, size: int, maxima: Array | None) -> Positi
     if whole < values.size:
         magnitude = np.concatenate([magnitude, values[whole:]])
     np.abs(magnitude, out=magnitude)
-    found = np.flatnonzero(magnitude >= least)  # k of them at least: one in every group that was taken
+    found = (magnitude >= least).nonzero()[0]  # k of them at least: one in every group that was taken
     if found.size > k:
         found = found[_cut(magnitude[found], k)[0]]
-    groups = found // size
-    inside = rows[np.minimum(groups, rows.size - 1)] * size + found % size
-    return np.where(groups < rows.size, inside, found + (whole - rows.size * size))
+    inner = found[: np.searchsorted(found, rows.size * size)] if whole < values.size else found
+    inside = rows[inner // size] * size + inner % size
+    return inside if inner.size == found.size else np.append(inside, found[inner.size :] + (whole - rows.size * size))
 
 
 def _cut(magnitude: Array, k: int) -> tuple[Positions, Any]:
@@ -77,9 +79,9 @@ def _cut(magnitude: Array, k: int) -> tuple[Positions, Any]:
     if k >= magnitude.size:
         return np.arange(magnitude.size), 0.0
     least = np.partition(magnitude, magnitude.size - k)[magnitude.size - k]
-    found = np.flatnonzero(magnitude >= least)
+    found = (magnitude >= least).nonzero()[0]
     if found.size > k:  # ties at the edge: the last of them are too many
-        tied = np.flatnonzero(magnitude[found] == least)
+        tied = (magnitude[found] == least).nonzero()[0]
         found = np.delete(found, tied[tied.size - (found.size - k) :])
     return found, least
 

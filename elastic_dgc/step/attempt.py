@@ -179,15 +179,14 @@ def _compress(
             vector: Rule(factor, 0.0 if vector and not settings.optimizer.decay_vectors else decay, settings.momentum)
             for vector in (False, True)
         }
-        one.other_squares = squares = accumulate(
+        accumulate(
             layout, [rules[len(segment.shape) < 2] for segment in layout.segments], plan.density, one.other_v, weights,
-            one.u, one.v, one.other_u, one.other_v, replica.workspace, count_squares=not plan.whole,
-            apart=replica.kept_of(k),
+            one.u, one.v, one.other_u, one.other_v, replica.workspace, apart=replica.kept_of(k),
         )  # fmt: skip
         if not plan.whole:
             packed[k] = compress(
                 layout, plan.values, plan.density, one.other_u, one.other_v, settings.compression.masking,
-                replica.workspace, squares,
+                replica.workspace,
             )  # fmt: skip
     return packed
 

@@ -18,6 +18,8 @@ from elastic_dgc.seeds import seed_everything
 from elastic_dgc.step.replica import LossFunction, Replica
 from elastic_dgc.step.row import Health, Request, Row
 
+V_NORM_EVERY = 16  # attempts; it is for people, and reading v costs a tenth of the compression
+
 _PACKAGE = str(Path(elastic_dgc.__file__).parent)
 _LIBRARIES = str(Path(torch.__file__).parent.parent)
 
@@ -60,19 +62,20 @@ def compute(
                 total += mean.detach() * taken
                 count += taken
                 samples += batch.count
-        with torch.no_grad():
-            for name, buffer in replica.model.named_buffers():
-                owned.other_buffers[name].copy_(buffer)
+        replica.keep_buffers(virtual_worker)
     except Exception as raised:  # noqa: BLE001 - the user's own code may raise anything; it becomes a row
         error, health = raised, Health.ERROR
         text = describe(raised, virtual_worker, counters.attempt)
-    norms = [replica.collect(virtual_worker), *(one.to(replica.device) for one in owned.norms())]
-    loss_sum, gradient_norm, u_norm, v_norm = torch.stack([total, *norms]).tolist()
+    norms = [replica.collect(virtual_worker)]
+    if counters.attempt % V_NORM_EVERY == 0:
+        norms.append(joint_norm(owned.v).to(replica.device))
+    loss_sum, gradient_norm, *measured = torch.stack([total, *norms]).tolist()
+    v_norm = measured[0] if measured else math.nan
     if health is Health.GOOD:
         text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
         health = Health.NON_FINITE if text else Health.GOOD
     row = Row(
-        health, requests, counters.attempt, counters.applied, samples, count, loss_sum, gradient_norm, u_norm, v_norm,
+        health, requests, counters.attempt, counters.applied, samples, count, loss_sum, gradient_norm, v_norm,
         counters.loss_scale, replica.settings.identity, text,
     )  # fmt: skip
     return row, error

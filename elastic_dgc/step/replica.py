@@ -59,6 +59,8 @@ class Replica:
         for name, view in self.layout.views(self.weights).items():
             view.copy_(self.trained[name].detach())
             self.trained[name].data = view
+        # Where the buffers are: to walk through the modules takes longer than to copy what is found there.
+        self._places = [(name, *_module_of(model, name)) for name, _ in model.named_buffers()]
         self.total = Total(self.layout.numel, self.device)
         self.workspace = Workspace(self.residual_device)
         staged = residual_device is not None and self.residual_device != self.device
@@ -78,7 +80,7 @@ class Replica:
 
     def host(self, virtual_worker: int) -> OwnedState:
         """Make room for a virtual worker: u and v zero, buffers as the model has them now."""
-        buffers = dict(self.model.named_buffers())
+        buffers = self.model_buffers()
         momentum = self.settings.momentum is not None
         one = OwnedState(virtual_worker, self.layout, buffers, momentum, self.residual_device)
         self.owned[virtual_worker] = one
@@ -157,9 +159,19 @@ class Replica:
         """The weights where u and v are; what weight decay reads."""
         return self.weights.to(self.residual_device)
 
+    def model_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers as they are now; forward may have put other tensors in their places."""
+        return {name: getattr(module, key) for name, module, key in self._places}
+
+    @torch.no_grad()
     def use_buffers(self, buffers: dict[str, Tensor]) -> None:
         """Copy these buffers into the model."""
-        copy_all(dict(self.model.named_buffers()), buffers, "the model's buffers")
+        _copy(self.model_buffers(), buffers)
+
+    @torch.no_grad()
+    def keep_buffers(self, virtual_worker: int) -> None:
+        """Copy the model's buffers, which forward changed, into this virtual worker's other ones."""
+        _copy(self.owned[virtual_worker].other_buffers, self.model_buffers())
 
     def export_shared(self) -> Exported:
         """Shared state: tensors `parameter/<name>` and `optimizer/<parameter>/<key>`, and the counters."""
@@ -180,3 +192,14 @@ class Replica:
         """The digest of every part of shared state, by name: equal on all workers between attempts (R2)."""
         tensors, values = self.export_shared()
         return {**digests(tensors), "counters": repr(sorted(values.items()))}
+
+
+def _module_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path), key
+
+
+def _copy(into: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    """Copy buffers by name, with one call: there may be hundreds, of few bytes each."""
+    if into:
+        torch._foreach_copy_(list(into.values()), [buffers[name] for name in into])

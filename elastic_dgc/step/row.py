@@ -10,8 +10,8 @@ from typing import Any
 from elastic_dgc.errors import MessageError
 from elastic_dgc.exchange.ask import Payload
 
-_HEAD = struct.Struct("<BBBxqqqqddddd16sI")
-_VERSION = 1
+_HEAD = struct.Struct("<BBBxqqqqdddd16sI")
+_VERSION = 2
 TEXT_BYTES = 8192
 ROW_BYTES = _HEAD.size  # of a row without text
 
@@ -38,8 +38,9 @@ class Row:
     """What everyone must know of a virtual worker before anything changes.
 
     `attempt`, `applied`, `loss_scale` and `identity` prove agreement. `loss_sum` is over `count`, which is the number
-    of `samples` unless the task's loss counts something else (tokens); the norms
-    are of the gradient (mean over this virtual worker's share, scaled by the loss scale), u and v before the attempt.
+    of `samples` unless the task's loss counts something else (tokens).
+    `gradient_norm` is of the mean over this virtual worker's share, scaled by the loss scale; `v_norm` of v before the
+    attempt, NaN in an attempt that does not measure it.
     """
 
     health: Health
@@ -50,7 +51,6 @@ class Row:
     count: int
     loss_sum: float
     gradient_norm: float
-    u_norm: float
     v_norm: float
     loss_scale: float
     identity: bytes
@@ -60,7 +60,7 @@ class Row:
         text = self.text.encode()[:TEXT_BYTES]
         head = _HEAD.pack(
             _VERSION, self.health, self.requests, self.attempt, self.applied, self.samples, self.count, self.loss_sum,
-            self.gradient_norm, self.u_norm, self.v_norm, self.loss_scale, self.identity, len(text),
+            self.gradient_norm, self.v_norm, self.loss_scale, self.identity, len(text),
         )  # fmt: skip
         return head + text
 

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastic_dgc.compression.accumulate import Squares
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import MessageError
-from elastic_dgc.precision.finite import joint_norm
 
 Exported = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -68,30 +66,7 @@ class OwnedState:
         self._v = pair()
         self._views = tuple(layout.views(one) for one in self._v)
         self._buffers = tuple({n: b.detach().clone() for n, b in buffers.items()} for _ in range(2))
-        self._squares: list[Squares | None] = [None, None]
         self._now = 0
-
-    @property
-    def squares(self) -> Squares | None:
-        """The sums of squares of u and v, where they are known."""
-        return self._squares[self._now]
-
-    @property
-    def other_squares(self) -> Squares | None:
-        return self._squares[1 - self._now]
-
-    @other_squares.setter
-    def other_squares(self, squares: Squares | None) -> None:
-        self._squares[1 - self._now] = squares
-
-    def norms(self) -> tuple[Tensor, Tensor]:
-        """The 2-norms of u and v, 0-dim fp32: from the squares, else counted."""
-        squares = self.squares
-        if squares is None:
-            u = joint_norm(self.u) if self.u is not None else torch.zeros((), device=self.v.device)
-            return u, joint_norm(self.v)
-        u_squares = squares.u if squares.u is not None else torch.zeros_like(squares.v)
-        return u_squares.clamp(min=0).sqrt().float(), squares.v.clamp(min=0).sqrt().float()
 
     @property
     def u(self) -> Tensor | None:
@@ -132,9 +107,7 @@ class OwnedState:
         if self.u is not None:
             tensors |= {f"u/{name}": part for name, part in self._layout.views(self.u).items()}
         tensors |= {f"buffer/{name}": value for name, value in self.buffers.items()}
-        squares = None if self.squares is None else [self.squares.u, self.squares.v]
-        told = None if squares is None else [None if one is None else float(one) for one in squares]
-        return tensors, {"virtual_worker": self.virtual_worker, "squares": told}
+        return tensors, {"virtual_worker": self.virtual_worker}
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take over what `export` gave. Raises `MessageError` on another virtual worker's state or other tensors."""
@@ -143,11 +116,6 @@ class OwnedState:
                 f"state of virtual worker {values.get('virtual_worker')} where {self.virtual_worker}'s belongs"
             )
         copy_all(self.export()[0], tensors, f"virtual worker {self.virtual_worker}")
-        u_squares, v_squares = (
-            None if one is None else torch.tensor(one, dtype=torch.float64, device=self.v.device)
-            for one in values.get("squares") or (None, None)
-        )
-        self._squares[self._now] = None if v_squares is None else Squares(u_squares, v_squares)
 
 
 def copy_all(into: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str) -> None:

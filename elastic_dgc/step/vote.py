@@ -30,8 +30,7 @@ class Decision:
     reasons: tuple[str, ...]  # one per virtual worker that was not good, in order
     bad: tuple[int, ...]  # those virtual workers
     gradient_norm: float  # joint norms over the virtual workers
-    u_norm: float
-    v_norm: float
+    v_norm: float  # NaN where it was not measured
 
 
 def decide(rows: Sequence[Row]) -> Decision:
@@ -67,7 +66,6 @@ def decide(rows: Sequence[Row]) -> Decision:
         reasons=reasons,
         bad=bad,
         gradient_norm=_joint([row.gradient_norm for row in rows]),
-        u_norm=_joint([row.u_norm for row in rows]),
         v_norm=_joint([row.v_norm for row in rows]),
     )
 

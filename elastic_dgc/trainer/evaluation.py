@@ -25,7 +25,14 @@ def averaged_buffers(task: Task, group: Group, replica: Replica) -> dict[str, Te
     """Every buffer's value for evaluation and model file, from all virtual workers, in their order."""
     own = {k: pack(one.buffers, {}) for k, one in replica.owned.items()}
     everyone = [unpack(data)[0] for data in group.gather_virtual(Kind.BUFFERS, own, "evaluation")]
-    return {name: task.averaged_buffer(name, [one[name] for one in everyone]) for name in everyone[0]}
+    averaged = {name: task.averaged_buffer(name, [one[name] for one in everyone]) for name in everyone[0]}
+    for name, buffer in replica.model_buffers().items():
+        if averaged[name].shape != buffer.shape or averaged[name].dtype != buffer.dtype:
+            raise TaskFailed(
+                f"averaged_buffer('{name}') returned {averaged[name].dtype} {tuple(averaged[name].shape)}, the model's "
+                f"buffer is {buffer.dtype} {tuple(buffer.shape)}"
+            )
+    return averaged
 
 
 def evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 
@@ -33,7 +34,6 @@ class Figures:
             "train/images_per_s": images_per_s,
             "compression/density": outcome.plan.density,
             "compression/upload_bytes": float(outcome.upload_bytes),
-            "compression/residual_norm": decision.v_norm,
             "compression/gradient_norm": decision.gradient_norm,
             "train/skipped": float(not outcome.committed),
             "seconds/forward_backward": outcome.seconds.get("compute", 0.0),
@@ -42,6 +42,8 @@ class Figures:
             "seconds/exchange": outcome.seconds.get("exchange", 0.0),
             "seconds/apply": outcome.seconds.get("apply", 0.0),
         }
+        if not math.isnan(decision.v_norm):
+            values["compression/residual_norm"] = decision.v_norm
         for name, value in values.items():
             self._writer.add_scalar(name, value, at)
 
