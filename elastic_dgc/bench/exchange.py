@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,9 @@ class ExchangeBench(Config):
     rounds: int = Field(5, ge=1, description="rounds; ratios are medians of ratios within a round")
     steps: int = Field(4, ge=1, description="steps of a mode in a round")
     modes: tuple[str, ...] = Field(tuple(MODES), description="what is measured")
+    transport: Literal["auto", "all-to-all", "tree", "collectives"] = Field(
+        "auto", description="how messages of our step travel: by workers, bytes and measured speed, or always one way"
+    )
     mode_limit_s: float = Field(60.0, gt=0, description="a slow mode gets fewer steps, so that it takes no longer")
 
     @field_validator("model")
@@ -72,9 +75,11 @@ def run_worker(bench: ExchangeBench, seat: Seat, say: Say) -> dict[str, Any]:
     make_deterministic(1, torch.device("cpu"))
     keep_heap()  # of the process, so all modes gain
     whole = any(MODES[name].family == "dense" for name in bench.modes)
-    with joined(seat, collectives=whole) as group:
+    gloo = whole and bench.transport in ("auto", "collectives")
+    with joined(seat, bench.transport, collectives=gloo) as group:
         measured = link.as_json(group.members)
-        say(f"link: {link.text(measured)}")
+        route = group.members.transport
+        say(f"link: {link.text(measured)}; our transport: {'auto' if route is None else route.value}")
         worker = _Worker(bench, group)
         plan, cut = {}, {}
         for name in bench.modes:
@@ -118,7 +123,7 @@ class _Worker:
         if mode.family == "none":
             return NoExchange(self._model())
         if mode.family == "ddp":
-            return DDP(self._model(), mode)
+            return DDP(self._model(), mode, self._bench.density)
         size, share = self._group.members.size, self._bench.batch
         settings = settings_of(mode, size, share, self._bench.density, DEADLINE_S)
         if self._replica is None:

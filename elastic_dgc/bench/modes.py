@@ -14,16 +14,22 @@ Family = Literal["none", "dgc", "dense", "ddp"]
 
 @dataclass(frozen=True)
 class Mode:
-    """`family` 'dgc' and 'dense' are ours. `exchange` and `fields` (of `CompressionConfig`) are ours only, `hook` is
-    DDP's: None, 'bf16', or PowerSGD's rank. `warm_steps` come before anything is timed."""
+    """`family` 'dgc' and 'dense' are our step, with its `exchange`; 'ddp' is PyTorch DDP's, with a `hook`: None,
+    'bf16', PowerSGD's rank, or our 'dgc'. `fields`: of `CompressionConfig`. `warm_steps` come before anything is timed.
+    """
 
     name: str
     family: Family
     says: str
     exchange: Exchange = "dgc"
     fields: dict[str, Any] = field(default_factory=dict)
-    hook: Literal["bf16"] | int | None = None
+    hook: Literal["bf16", "dgc"] | int | None = None
     warm_steps: int = 1
+
+    @property
+    def compresses(self) -> bool:
+        """Whether it is DGC, of our step or of our hook."""
+        return self.family == "dgc" or self.hook == "dgc"
 
 
 MODES: dict[str, Mode] = {
@@ -37,6 +43,15 @@ MODES: dict[str, Mode] = {
         Mode("dense-bf16", "dense", "ours: whole gradients, bf16", exchange="dense-bf16"),
         Mode("ddp", "ddp", "PyTorch DDP"),
         Mode("ddp-bf16", "ddp", "PyTorch DDP, bf16 hook", hook="bf16"),
+        Mode("ddp-dgc", "ddp", "PyTorch DDP, our hook: DGC, fp32 values", hook="dgc", warm_steps=2),
+        Mode(
+            "ddp-dgc-max",
+            "ddp",
+            "PyTorch DDP, our hook: DGC, preset dgc-max",
+            fields={"preset": "dgc-max"},
+            hook="dgc",
+            warm_steps=2,
+        ),
         Mode("powersgd1", "ddp", "PyTorch DDP, PowerSGD rank 1", hook=1, warm_steps=POWERSGD_START + 1),
         Mode("powersgd4", "ddp", "PyTorch DDP, PowerSGD rank 4", hook=4, warm_steps=POWERSGD_START + 1),
     )

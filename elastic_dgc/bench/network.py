@@ -49,9 +49,10 @@ def interface_of(address: str) -> str | None:
 
 
 @contextmanager
-def joined(seat: Seat, collectives: bool) -> Iterator[Group]:
+def joined(seat: Seat, transport: str, collectives: bool) -> Iterator[Group]:
     """This process in the default process group and in a group of ours, until the end of the block. The link is
-    measured, and routes are chosen by it, as when a run begins; `collectives`: gloo may carry our whole gradients.
+    measured, and routes are chosen by it, as when a run begins, unless `transport` names one; `collectives`: gloo may
+    carry our whole gradients.
 
     gloo would bind to the interface that the host's name resolves to, often the loopback; it is told the seat's, unless
     GLOO_SOCKET_IFNAME says which.
@@ -67,11 +68,11 @@ def joined(seat: Seat, collectives: bool) -> Iterator[Group]:
         with Listener(seat.host) as listener:
             addresses: list[tuple[str, int]] = [("", 0)] * seat.size
             dist.all_gather_object(addresses, listener.address)
-            transport = TcpTransport(listener, seat.rank, addresses, bytes(16), 0, seat.secret)
-            group = Group(Members.of(seat.rank, seat.size, seat.size), transport, 0, DEADLINE_S)
+            frames = TcpTransport(listener, seat.rank, addresses, bytes(16), 0, seat.secret)
+            group = Group(Members.of(seat.rank, seat.size, seat.size), frames, 0, DEADLINE_S)
             try:
                 hosts = tuple(address[0] for address in addresses)
-                group.learn_link(hosts, "auto", (seat.host, SILENCE_S) if collectives else None)
+                group.learn_link(hosts, transport, (seat.host, SILENCE_S) if collectives else None)
                 yield group
             finally:
                 group.transport.close()

@@ -1,4 +1,7 @@
-"""What our step is held against: torch's own SGD without any exchange, and DistributedDataParallel with its hooks."""
+"""What our step is held against: torch's own SGD without any exchange, and DistributedDataParallel with its hooks.
+
+Our hook for DDP is among these: all but the exchange is DDP's.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic_dgc.bench.modes import POWERSGD_START, Mode
+from elastic_dgc.ddp import DGC, DGCState, attach
 
 LR, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
 Batch = tuple[Tensor, Tensor]
@@ -39,9 +43,11 @@ class NoExchange:
 
 
 class DDP:
-    """DistributedDataParallel as in torch's tutorial. `model` must be equal on all workers."""
+    """DistributedDataParallel as in torch's tutorial. `model` must be equal on all workers; `density` is our hook's.
 
-    def __init__(self, model: nn.Module, mode: Mode) -> None:
+    To be made by all workers at the same time."""
+
+    def __init__(self, model: nn.Module, mode: Mode, density: float) -> None:
         self._parameters = sum(one.numel() for one in model.parameters())
         self._buffers_bytes = sum(one.nbytes for one in model.buffers())
         self._value_bytes = 2 if mode.hook == "bf16" else 4
@@ -60,20 +66,30 @@ class DDP:
         elif mode.hook == "bf16":
             self._model.register_comm_hook(None, bf16_compress_hook)
         self._optimizer = _optimizer(self._model)
-        self._numel = self._parameters
+        self._numel, self._handed = self._parameters, 0
+        self._dgc: DGCState | None = None
+        if mode.hook == "dgc":
+            config = DGC(density=density, warmup=(), max_skips=1, **mode.fields)  # a skipped step would look fast
+            self._dgc = attach(self._model, self._optimizer, config)
 
     def step(self, batch: Batch) -> dict[str, float]:
         before = self._power.total_numel_after_compression if self._power else 0
+        handed = self._dgc.upload_bytes if self._dgc else 0
         self._optimizer.zero_grad()
         F.cross_entropy(self._model(batch[0]), batch[1]).backward()
         self._optimizer.step()
         if self._power:
             self._numel = self._power.total_numel_after_compression - before or self._parameters
+        if self._dgc:
+            self._handed = self._dgc.upload_bytes - handed
         return {}
 
     def sent_bytes(self) -> int:
         """Bytes a worker sends in a step like the last, on average: those of a ring all-reduce of what the hook leaves,
-        and its share of the broadcast of the buffers. Computed: gloo does not count."""
+        and its share of the broadcast of the buffers. Computed: gloo does not count. Our hook counts what it hands to
+        collectives, which a ring passes on to everyone."""
         size = dist.get_world_size()
-        ring = 2 * (size - 1) / size * self._numel * self._value_bytes
-        return round(ring + (size - 1) / size * self._buffers_bytes)
+        handed, times = self._numel * self._value_bytes, 2 * (size - 1) / size
+        if self._dgc:
+            handed, times = self._handed, times if self._dgc.plan().whole else size - 1
+        return round(times * handed + (size - 1) / size * self._buffers_bytes)

@@ -28,8 +28,8 @@ def summarise(bench: ExchangeBench, found: dict[str, Any]) -> dict[str, Any]:
     modes = {name: _mode(rounds, name) for name in bench.modes}
     exchanging = [name for name in bench.modes if name != NONE]
     speed = {name: modes[name]["step_ms"] for name in exchanging}
-    dgc = [name for name in exchanging if MODES[name].family == "dgc"]
-    others = [name for name in exchanging if MODES[name].family != "dgc"]
+    dgc = [name for name in exchanging if MODES[name].compresses]
+    others = [name for name in exchanging if not MODES[name].compresses]
     result = {**bench.model_dump(), **{key: found[key] for key in ("link", "cut", "machine")}, "modes": modes}
     result["rounds_measured"] = rounds
     result["fastest"] = min(exchanging, key=speed.__getitem__) if exchanging else None

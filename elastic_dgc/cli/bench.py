@@ -69,6 +69,9 @@ def compression(to: str | None, **values: Any) -> None:
 @click.option("--rounds", default=None, metavar="N", help="rounds; ratios are medians of those within a round  [5]")
 @click.option("--steps", default=None, metavar="N", help="steps of a mode in a round  [4]")
 @click.option("--modes", default=None, metavar="A,B,...", help="what is measured; all by default")
+@click.option(
+    "--transport", default=None, metavar="auto|all-to-all|tree|collectives", help="how our messages travel  [auto]"
+)
 @click.option("--mode-limit-s", default=None, metavar="N", help="slow modes get fewer steps, to take no longer  [60]")
 @click.option("--world", type=int, default=None, metavar="N", help="processes on this machine  [2 without a cluster]")
 @click.option("--address", default=None, help="Ray cluster; by default the job's")
@@ -80,8 +83,8 @@ def exchange(
 ) -> None:
     """Time a training step with every way to exchange, side by side, on the workers there are.
 
-    DGC, whole gradients, PyTorch DDP and its PowerSGD hook, against the step without any exchange. On a Ray cluster
-    (--address, or RAY_ADDRESS), else in processes of this machine. The last lines say what pays here.
+    DGC, whole gradients, PyTorch DDP with its PowerSGD hook and with ours, against the step without any exchange. On a
+    Ray cluster (--address, or RAY_ADDRESS), else in processes of this machine. The last lines say what pays here.
     """
     from elastic_dgc.bench.exchange import ExchangeBench
     from elastic_dgc.bench.starting import on_ray, on_this_machine

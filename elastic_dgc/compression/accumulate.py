@@ -16,7 +16,7 @@ from torch import Tensor
 from elastic_dgc.compression.layout import Layout, Segment
 from elastic_dgc.compression.select import group_maxima, group_size, groups_of
 
-BLOCK = 1 << 18  # elements; a multiple of every group's size. Six such blocks of fp32 are 6 MB.
+BLOCK = 1 << 19  # elements; a multiple of every group's size. With fewer, calls begin to cost more than memory.
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def accumulate(
         if apart:
             g = block.gradient(apart)
         rule = distinct[block.rule]
-        accumulate_block(rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, workspace)
+        accumulate_block(rule, g, w, us[0] if us else None, old_v, us[1] if us else None, new_v, new_v, workspace)
         maxima = workspace.maxima(block.segment) if sparse else None
         if maxima is not None:
             size = group_size(block.segment.numel, counts[block.segment.offset])
@@ -177,23 +177,27 @@ def accumulate_block(
     v: Tensor,
     into_u: Tensor | None,
     into_v: Tensor,
+    scaled: Tensor,
     workspace: Workspace,
 ) -> None:
-    """One block. plain: u' = m*u + g, v' = v + u'.  Nesterov: u' = m*(u + g), v' = v + u' + g.  Without momentum:
+    """One block. `into_u` may be `u`, and `into_v` may be `v`. `scaled` is scratch for the scaled gradient: `into_v`
+    unless that is `v`, or the gradient itself where it is not needed any more.
+
+    plain: u' = m*u + g, v' = v + u'.  Nesterov: u' = m*(u + g), v' = v + u' + g.  Without momentum:
     v' = v + g. The order of the additions is the definition: it decides the last bit."""
     momentum = rule.momentum
     if momentum is None:
-        _scaled(rule, gradient, weights, into_v)
-        into_v.add_(v)
+        _scaled(rule, gradient, weights, scaled)
+        torch.add(scaled, v, out=into_v)
         return
     assert u is not None
     assert into_u is not None
     if momentum.nesterov:
-        _scaled(rule, gradient, weights, into_v)
-        torch.add(u, into_v, out=into_u)
+        _scaled(rule, gradient, weights, scaled)
+        torch.add(u, scaled, out=into_u)
         into_u.mul_(momentum.factor)
         scratch = torch.add(v, into_u, out=workspace.block(v.numel(), v.dtype))
-        into_v.add_(scratch)
+        torch.add(scaled, scratch, out=into_v)
     else:
         # m*u + scale*g in one pass: the outer product with a one, for torch has no sum of two scaled tensors
         torch.addr(

@@ -51,21 +51,22 @@ def compress(
     """
     device, dense = v.device, layout.dense_numel
     picked = select(layout, v, density, workspace)
-    everything = torch.cat([layout.dense_positions_on(device), picked])
-    held = v.index_select(0, everything)
+    held = torch.cat([v[:dense], v.index_select(0, picked)])
     moved = torch.cat([picked.to(torch.int32), held.float().view(torch.int32)]).cpu()
     positions, values = moved[: picked.numel()].to(torch.int64), moved[picked.numel() :].view(torch.float32)
     sent = values[dense:] != 0
     if not bool(sent.all()):
         positions, values = positions[sent], torch.cat([values[:dense], values[dense:][sent]])
-        everything = torch.cat([layout.dense_positions, positions]).to(device)
-        held = v.index_select(0, everything)
+        picked = positions.to(device)
+        held = torch.cat([v[:dense], v.index_select(0, picked)])
     coded = wire.encode(values, kind)
     read = coded.decode()
-    v.index_copy_(0, everything, held - read.to(device, v.dtype))
+    rest = held - read.to(device, v.dtype)
+    v[:dense] = rest[:dense]
+    v.index_copy_(0, picked, rest[dense:])
     if masking and u is not None:
         kept = read[dense:] == 0  # what was rounded to nothing was not sent: it keeps its momentum
-        entries = positions[~kept].to(device) if bool(kept.any()) else everything[dense:]
+        entries = positions[~kept].to(device) if bool(kept.any()) else picked
         u.index_fill_(0, entries, 0.0)
     return pack(layout, kind, coded, positions)
 

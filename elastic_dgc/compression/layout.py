@@ -1,4 +1,4 @@
-"""One index space for all trained parameters: their concatenation by name."""
+"""One index space for all trained parameters: their concatenation, those that travel whole first, then by name."""
 
 from __future__ import annotations
 
@@ -57,13 +57,19 @@ class Layout:
         With a `small_density` below 1 small tensors are sparse too: at that density or the schedule's, whichever is
         more, and at least `small_floor` entries each.
         """
+
+        def large(tensor: Tensor) -> bool:
+            return tensor.dim() >= 2 and tensor.numel() >= min_numel
+
+        def sparse(tensor: Tensor) -> bool:
+            return large(tensor) or small_density < 1
+
         segments, offset = [], 0
-        for name, tensor in sorted(named, key=lambda item: item[0]):
+        for name, tensor in sorted(named, key=lambda item: (sparse(item[1]), item[0])):
             numel = tensor.numel()
             if numel:
-                large = tensor.dim() >= 2 and numel >= min_numel
-                least = (0.0, 1) if large else (small_density, small_floor)
-                segments.append(Segment(name, tuple(tensor.shape), offset, numel, large or small_density < 1, *least))
+                least = (0.0, 1) if large(tensor) else (small_density, small_floor)
+                segments.append(Segment(name, tuple(tensor.shape), offset, numel, sparse(tensor), *least))
                 offset += numel
         return Layout(tuple(segments))
 
@@ -77,9 +83,8 @@ class Layout:
 
     @cached_property
     def dense_positions(self) -> Tensor:
-        """int64[dense_numel]: positions of the dense tensors' elements, ascending."""
-        parts = [torch.arange(s.offset, s.offset + s.numel) for s in self.segments if not s.sparse]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        """int64[dense_numel]: positions of the dense tensors' elements, ascending. They come first."""
+        return torch.arange(self.dense_numel)
 
     def dense_positions_on(self, device: torch.device) -> Tensor:
         """The same on a device; copied there once."""
@@ -90,17 +95,6 @@ class Layout:
     @cached_property
     def _copies(self) -> dict[torch.device, Tensor]:
         return {}
-
-    def any_dense(self, positions: Tensor) -> bool:
-        """Whether any of these positions, ascending, on the CPU, is an element of a dense tensor."""
-        first, behind = torch.searchsorted(positions, self._dense_bounds)
-        return not torch.equal(first, behind)
-
-    @cached_property
-    def _dense_bounds(self) -> Tensor:
-        """int64[2, n]: where the dense tensors begin, and where they end."""
-        dense = [(s.offset, s.offset + s.numel) for s in self.segments if not s.sparse]
-        return torch.tensor(dense, dtype=torch.int64).reshape(-1, 2).T.contiguous()
 
     @cached_property
     def dense_numel(self) -> int:

@@ -71,7 +71,7 @@ def unpack(layout: Layout, data: bytes | bytearray | memoryview) -> Message:
     if zlib.crc32(body) != crc:
         raise MessageError("a message's checksum does not fit its bytes")
     index = torch.from_numpy(coded.decode(body[cut:], numel, entries))
-    if entries and dense and layout.any_dense(index):
+    if entries and index[0] < dense:  # they ascend
         raise MessageError("a message sends entries of a tensor that travels whole")
     values = wire.from_bytes(body[:cut], kind, dense + entries)
     return Message(torch.cat([layout.dense_positions, index]), values.decode())

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_dgc.errors import UsageError
 
 
-def check_model(ddp: Any) -> DistributedDataParallel:
-    """Raises `UsageError` for all that is not a DDP model on which a hook can do this."""
+def check_kind(ddp: Any) -> DistributedDataParallel:
+    """Raises `UsageError` for all that is not a DDP model."""
     if not isinstance(ddp, DistributedDataParallel):
         inner = getattr(ddp, "_orig_mod", None)
         mend = "attach to the DDP model before torch.compile" if inner is not None else "wrap it in it first"
@@ -21,6 +21,11 @@ def check_model(ddp: Any) -> DistributedDataParallel:
         raise UsageError(
             f"model is a {type(ddp).__name__}; attach needs torch.nn.parallel.DistributedDataParallel: {mend}"
         )
+    return ddp
+
+
+def check_model(ddp: DistributedDataParallel) -> None:
+    """Raises `UsageError` where a hook cannot do this on a DDP model."""
     if ddp.mixed_precision is not None:
         raise UsageError(
             "DDP's mixed_precision uses the communication hook itself: leave it out and use torch.autocast"
@@ -37,7 +42,6 @@ def check_model(ddp: Any) -> DistributedDataParallel:
     for name, module in ddp.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UsageError(f"{name} has sparse gradients, which DGC does not take: use sparse=False")
-    return ddp
 
 
 def trained_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:

@@ -6,12 +6,17 @@ from pydantic import Field, model_validator
 
 from elastic_dgc.compression.config import CompressionConfig
 
+DEADLINE_S = 30.0
+
 
 class DGC(CompressionConfig):
     """What is sent of a gradient, and how, under DDP. All fields of `CompressionConfig`; `warmup_epochs` has no use."""
 
     max_skips: int = Field(
         3, ge=1, description="non-finite steps in a row, without a GradScaler, after which training stops"
+    )
+    deadline_s: float = Field(
+        DEADLINE_S, gt=0, description="how long attach and load_state_dict wait for the other ranks"
     )
 
     @model_validator(mode="after")

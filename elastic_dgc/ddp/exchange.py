@@ -22,13 +22,14 @@ assert _LENGTH.size == PREFIX_BYTES
 
 
 class Exchange:
-    """The collectives of one DDP model. `upload_bytes` is what this rank has handed to them so far, padding included.
+    """The collectives of one DDP model, over its `group`. `upload_bytes` is what this rank has handed to them so far,
+    padding included.
 
     To be made by all ranks of the group at the same time: on nccl it makes a group of its own.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._dense = group
+        self.group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         if "cpu:" in str(dist.get_backend_config(group)):
             self._bytes: Any = group
@@ -52,7 +53,7 @@ class Exchange:
 
     def sum(self, values: Tensor) -> None:
         """Sum over all ranks, in place. `values`: fp32, contiguous, on the parameters' device."""
-        dist.all_reduce(values, group=self._dense)
+        dist.all_reduce(values, group=self.group)
         self.upload_bytes += values.nbytes
 
 

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: DDP compares the hook's annotations with the types themselves.
 
 import gc
+import logging
 import math
 
 import torch
@@ -70,8 +71,9 @@ def _step(state: DGCState, arrived: list[Arrived]) -> None:
     state.dense_bytes += 4 * state.layout.numel
     bad = [rank for rank, one in enumerate(rows) if one.health is Health.NON_FINITE]
     if bad:
-        reasons = [] if state.scaler else texts(state.exchange, text)
-        _refuse(state, buckets, "; ".join(f"rank {rank}: {reasons[rank]}" for rank in bad if reasons), bool(text))
+        # Scalers overflow as a matter of course: no gather for the names of tensors.
+        reasons = {rank: "an overflow" for rank in bad} if state.scaler else texts(state.exchange, text)
+        _refuse(state, buckets, "; ".join(f"rank {rank}: {reasons[rank]}" for rank in bad), bool(text))
     else:
         state.gradient_norm = math.sqrt(sum(one.norm * one.norm for one in rows))
         planned = state.plan()
@@ -82,8 +84,9 @@ def _step(state: DGCState, arrived: list[Arrived]) -> None:
             state.steps += 1
             state.skips_in_a_row = 0
             state.pending = True
+            state.statistics.drop()
         else:
-            _refuse(state, buckets, "the sum of all ranks' messages is beyond what fp32 holds", state.rank == 0)
+            _refuse(state, buckets, "the sum of all ranks' messages is beyond what fp32 holds", guilty=False)
     buckets.deliver()
     give_to_unused(state.ddp(), state.residual.parameters, buckets.flat)
 
@@ -189,21 +192,31 @@ def _whole(state: DGCState, buckets: Buckets, planned: Plan, scale: float) -> bo
     return True
 
 
-def _refuse(state: DGCState, buckets: Buckets, reason: str, speak: bool) -> None:
-    """The step does not count. With a scaler every rank gets infinities, so that all of them back off; else zeros,
-    which change nothing under SGD. Raises `Diverged`, on all ranks alike, where that is no help."""
+def _refuse(state: DGCState, buckets: Buckets, reason: str, guilty: bool) -> None:
+    """The step does not count: with a scaler every rank gets infinities, so that all of them back off; else zeros,
+    which change nothing under SGD. Buffers become what they were before it. Rank 0 tells, and whoever is `guilty`.
+    Raises `Diverged`, on all ranks alike, where that is no help."""
     state.skipped += 1
-    if state.scaler is not None:
-        buckets.fill(math.inf)
-        return
+    number = f"step {state.steps + state.skipped} (applied: {state.steps}, skipped: {state.skipped})"
+    end = None if state.scaler is not None else _end(state, number, reason)
+    if end is not None:
+        state.statistics.put_back()
+        raise end
+    if state.rank == 0 or guilty:
+        level = logging.WARNING if state.scaler is None else logging.DEBUG
+        logger(worker=state.rank).log(level, "%s is skipped, nothing changes: %s", number, reason)
+    buckets.fill(0.0 if state.scaler is None else math.inf)
+    state.statistics.put_back_after_backward()
+
+
+def _end(state: DGCState, number: str, reason: str) -> Diverged | None:
+    """The end of training, where skipping this step is no help."""
     if not state.taken.corrected:
-        raise Diverged(
-            f"step {state.steps}: {reason}; {type(state.taken.optimizer).__name__} cannot skip a step, even a zero "
-            f"gradient changes its state: look for what makes it, or train with a GradScaler"
+        return Diverged(
+            f"{number}: {reason}; {type(state.taken.optimizer).__name__} cannot skip a step, even a zero gradient "
+            f"changes its state: look for what makes it, or train with a GradScaler"
         )
     state.skips_in_a_row += 1
-    if state.skips_in_a_row >= state.config.max_skips:
-        raise Diverged(f"{state.skips_in_a_row} steps in a row were skipped, the last is step {state.steps}: {reason}")
-    if speak:
-        logger(worker=state.rank).warning("step %d is skipped, nothing changes: %s", state.steps, reason)
-    buckets.fill(0.0)
+    if state.skips_in_a_row < state.config.max_skips:
+        return None
+    return Diverged(f"{state.skips_in_a_row} steps in a row were skipped, the last is {number}: {reason}")

@@ -45,6 +45,28 @@ def unwrap(optimizer: Any) -> Optimizer:
     return inner
 
 
+def check_owner(optimizer: Optimizer, trained: Mapping[str, Tensor]) -> None:
+    """Raises `UsageError` where the optimizer lacks one of the trained parameters (by name), or what is to be taken
+    over from it would be lost to others."""
+    groups = optimizer.param_groups
+    owned = {id(parameter) for group in groups for parameter in group["params"]}
+    missing = [name for name, parameter in trained.items() if id(parameter) not in owned]
+    if missing:
+        raise UsageError(
+            f"the optimizer does not have parameter {missing[0]} ({len(missing)} in all), whose gradient DDP "
+            f"reduces: give it to the optimizer, or freeze it with requires_grad_(False) before DDP is built"
+        )
+    known = {id(parameter) for parameter in trained.values()}
+    for number, group in enumerate(groups if is_sgd(optimizer) else []):
+        strangers = [p for p in group["params"] if id(p) not in known and p.requires_grad]
+        if strangers and (group["momentum"] or group["weight_decay"]):
+            raise UsageError(
+                f"param group {number} of the optimizer has {len(strangers)} trained parameters that DDP does not "
+                f"reduce (the first of shape {tuple(strangers[0].shape)}); they would lose their momentum and "
+                f"weight decay: give them an optimizer of their own"
+            )
+
+
 def is_sgd(optimizer: Optimizer) -> bool:
     """Whether the step is that of torch's SGD: a subclass with a step of its own keeps what it does."""
     return isinstance(optimizer, SGD) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(SGD.step)
@@ -68,34 +90,17 @@ class TakenOver:
     """
 
     def __init__(self, optimizer: Optimizer, trained: Mapping[str, Tensor], world: int) -> None:
-        """`trained`: by name, in the layout's order. Checks first; then changes the param groups."""
+        """`trained`: by name, in the layout's order; the optimizer has all of it. Changes the param groups."""
         self.optimizer, self.world = optimizer, world
         self.corrected = is_sgd(optimizer)
         place = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        missing = [name for name, parameter in trained.items() if id(parameter) not in place]
-        if missing:
-            raise UsageError(
-                f"the optimizer does not have parameter {missing[0]} ({len(missing)} in all), whose gradient DDP "
-                f"reduces: give it to the optimizer, or freeze it with requires_grad_(False) before DDP is built"
-            )
         self.owned = [Own(name, parameter, place[id(parameter)]) for name, parameter in trained.items()]
         if self.corrected:
-            self._check_strangers({id(parameter) for parameter in trained.values()})
             for group in optimizer.param_groups:
                 _take(group)
         self.with_momentum = self.corrected and any(group["dgc_momentum"] for group in optimizer.param_groups)
         self.fresh = True
         _attached.add(optimizer)
-
-    def _check_strangers(self, known: set[int]) -> None:
-        for number, group in enumerate(self.optimizer.param_groups):
-            strangers = [p for p in group["params"] if id(p) not in known and p.requires_grad]
-            if strangers and (group["momentum"] or group["weight_decay"]):
-                raise UsageError(
-                    f"param group {number} of the optimizer has {len(strangers)} trained parameters that DDP does not "
-                    f"reduce (the first of shape {tuple(strangers[0].shape)}); they would lose their momentum and "
-                    f"weight decay: give them an optimizer of their own"
-                )
 
     def take_buffers(self, u: Mapping[str, Tensor]) -> int:
         """Move momentum that the optimizer already has into u (views by name, which are changed); returns how many

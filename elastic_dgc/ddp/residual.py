@@ -37,7 +37,6 @@ class Residual:
         most = BLOCK if self.device.type == "cpu" else GPU_BLOCK
         size = max(LEAST_BLOCK, min(most, layout.numel // SCRATCH_SHARE))
         self.block = -(-size // ALIGNMENT) * ALIGNMENT
-        self._into_u = torch.empty(min(self.block, layout.numel) if with_momentum else 0, device=self.device)
         self._workspace, self._density = Workspace(self.device), 1.0
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -79,11 +78,7 @@ class Residual:
                 high = min(segment.numel, low + self.block)
                 g, place = gradient[low:high], slice(segment.offset + low, segment.offset + high)
                 u, v = None if self.u is None else self.u[place], self.v[place]
-                into_u = None if u is None else self._into_u[: high - low]
-                accumulate_block(rule, g, weights[low:high], u, v, into_u, g, self._workspace)
-                v.copy_(g)
-                if u is not None and into_u is not None:
-                    u.copy_(into_u)
+                accumulate_block(rule, g, weights[low:high], u, v, u, v, g, self._workspace)
                 if maxima is not None:
                     group_maxima(v, group, maxima[low // group : high // group], self._workspace.block(high - low))
 

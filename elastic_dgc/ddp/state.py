@@ -18,9 +18,11 @@ from elastic_dgc.ddp.buckets import Arrived
 from elastic_dgc.ddp.checkpoint import StateDict
 from elastic_dgc.ddp.config import DGC
 from elastic_dgc.ddp.exchange import Exchange
+from elastic_dgc.ddp.meeting import together
 from elastic_dgc.ddp.optimizer import TakenOver
 from elastic_dgc.ddp.plan import Plan, plan
 from elastic_dgc.ddp.residual import Residual
+from elastic_dgc.ddp.statistics import Statistics
 from elastic_dgc.log import logger
 
 
@@ -35,6 +37,7 @@ class DGCState:
     def __init__(
         self,
         ddp: DistributedDataParallel,
+        layout: Layout,
         trained: Mapping[str, Tensor],
         config: DGC,
         exchange: Exchange,
@@ -45,13 +48,14 @@ class DGCState:
         self.config, self.exchange, self.taken, self.scaler = config, exchange, taken, scaler
         self.search_scaler = search_scaler
         self.ddp = weakref.ref(ddp)  # the reducer, in C++, holds this state: a cycle that nothing could collect
-        self.layout = Layout.of(trained.items(), config.min_numel, config.small_density, config.small_floor)
+        self.layout = layout
         self.residual = Residual(self.layout, trained, taken.with_momentum)
         self.place = {id(parameter): index for index, parameter in enumerate(trained.values())}
         self.arrived: list[Arrived] = []
         self.steps = self.skipped = self.skips_in_a_row = self.dense_bytes = 0
         self.gradient_norm = 0.0
         self.pending = False  # a sum was handed out, and no optimizer step has followed
+        self.statistics = Statistics(ddp)
         self.probing = True
         self.probe: Probe | None = None  # see `altered`
         self._plans: dict[float, Plan] = {}
@@ -115,16 +119,21 @@ class DGCState:
 
     def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
         """Take over this rank's own state, or, at any number of ranks, the list of all: rank j takes the sum of those
-        of ranks i with i % world == j, so that the sums of u and v over ranks stay what they were.
+        of ranks i with i % world == j, so that the sums of u and v over ranks stay what they were. All ranks call it.
 
         Density and other settings may have changed since. Raises `UsageError`, with nothing changed, where the state is
-        another rank's, of another world (unless all are given), another model or another momentum.
+        another rank's, of another world (unless all are given), another model or another momentum: on all ranks, if on
+        one; and where ranks have not come after `config.deadline_s`.
         """
-        mine = checkpoint.choose(state, self.rank, self.world)
-        common = checkpoint.first_of(state)
         residual = self.residual
-        for one in mine or [common]:
-            checkpoint.check(one, self._kind, self.taken.momentum_of(), residual.views(residual.v))
+
+        def check() -> tuple[list[StateDict], StateDict]:
+            mine, common = checkpoint.choose(state, self.rank, self.world), checkpoint.first_of(state)
+            for one in mine or [common]:
+                checkpoint.check(one, self._kind, self.taken.momentum_of(), residual.views(residual.v))
+            return mine, common
+
+        mine, common = together(self.exchange.group, "load_state_dict", self.config.deadline_s, check)
         checkpoint.load(residual.views(residual.v), [one["v"] for one in mine])
         if residual.u is not None:
             checkpoint.load(residual.views(residual.u), [one["u"] for one in mine])
@@ -132,6 +141,7 @@ class DGCState:
         self.exchange.upload_bytes = sum(one["upload_bytes"] for one in mine)
         self.dense_bytes = sum(one["dense_bytes"] for one in mine)
         self.skips_in_a_row, self.pending = 0, False
+        self.statistics.drop()
 
     @property
     def _kind(self) -> str:

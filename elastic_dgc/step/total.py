@@ -26,22 +26,19 @@ class Total:
         return self._flat
 
     def add_up(self, layout: Layout, messages: Sequence[Message]) -> Total:
-        """Add up messages one after the other, in the order given. The dense tensors' part, which is at the same
-        positions in all of them, is added up by itself."""
+        """Add up messages one after the other, in the order given."""
         if self.touched is None:
             self._flat.zero_()
         else:
             self._flat.index_fill_(0, self.touched, 0.0)
         device, dense = self._flat.device, layout.dense_numel
-        everywhere = layout.dense_positions_on(device)
         positions = [one.positions[dense:].to(device) for one in messages]
-        self.touched = torch.cat([everywhere, *positions])
-        whole = torch.zeros(dense, device=device)
+        self.touched = torch.cat([layout.dense_positions_on(device), *positions])
+        whole = self._flat[:dense].zero_()
         for one, place in zip(messages, positions, strict=True):
             values = one.values.to(device)
             whole += values[:dense]
             add_message(self._flat, place, values[dense:])
-        self._flat.index_copy_(0, everywhere, whole)
         return self
 
     def take(self, whole: Tensor) -> Total:

@@ -23,6 +23,7 @@ from elastic_dgc.cli.main import main
         ("exchange --model resnet500", ["resnet500", "did you mean"]),
         ("exchange --modes dgc,dpp", ["there is no mode 'dpp', did you mean 'ddp'?"]),
         ("exchange --modes ,", ["must name at least one of none, dgc"]),
+        ("exchange --transport al", ["transport = 'al'", "'all-to-all'"]),
         ("exchange --world 0", ["world = 0", "at least 1"]),
         ("exchange --world two", ["'--world'", "'two' is not a valid integer", "--help"]),
         ("exchange --world 2 --workers 2", ["give one"]),
@@ -78,7 +79,7 @@ def test_compression_of_a_small_network(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.processes
 def test_exchange_between_two_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "bench exchange --world 2 --model digits --size 8 --rounds 1 --steps 1 --json -"
+    words = "bench exchange --world 2 --model digits --size 8 --rounds 1 --steps 1 --transport all-to-all --json -"
     with pytest.raises(SystemExit) as end:
         main(words.split())
     out, err = capsys.readouterr()
@@ -91,11 +92,16 @@ def test_exchange_between_two_processes(capsys: pytest.CaptureFixture[str]) -> N
     assert modes["dgc-bf16"]["bytes"] < modes["dgc"]["bytes"] < modes["dense"]["bytes"]
     # whole gradients by slices are a ring all-reduce's bytes; our rows and frames, and DDP's buffers, aside
     assert modes["dense"]["bytes"] == pytest.approx(modes["ddp"]["bytes"], rel=0.05)
+    # our hook sends our messages; the rows beside them, and DDP's buffers, do not know of presets
+    spared, by_hook = (modes[one]["bytes"] - modes[f"{one}-max"]["bytes"] for one in ("dgc", "ddp-dgc"))
+    assert spared == pytest.approx(by_hook, abs=32)
+    assert spared > 0
     assert modes["powersgd1"]["bytes"] < modes["powersgd4"]["bytes"] < modes["ddp"]["bytes"]
     parts = modes["dgc"]["parts_ms"]
     assert 0 < sum(parts.values()) <= modes["dgc"]["step_ms"]
     assert modes["ddp"]["parts_ms"] == {}
     assert "round 1 of 1" in err
+    assert "our transport: all-to-all" in err
     assert re.search(r"DGC (pays|does not pay) on this network", err.splitlines()[-1])
 
 

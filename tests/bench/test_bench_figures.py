@@ -146,6 +146,13 @@ def test_where_dgc_does_not_pay_it_is_said_too() -> None:
     assert "DGC does not pay" in "\n".join(pays(found))
 
 
+def test_our_hook_is_dgc_and_no_rival_of_it() -> None:
+    bench = ExchangeBench(modes=("dgc", "ddp", "ddp-dgc", "ddp-dgc-max"))
+    usual = {"none": 1.0, "dgc": 1.5, "ddp": 9.0, "ddp-dgc": 1.3, "ddp-dgc-max": 1.2}
+    found = summarise(bench, rounds_of([usual]))
+    assert (found["fastest"], found["dgc"], found["rival"]) == ("ddp-dgc-max", "ddp-dgc-max", "ddp")
+
+
 def test_a_mode_that_was_cut_is_compared_where_it_was_measured() -> None:
     bench = ExchangeBench(modes=("dgc", "ddp"))
     fast = {"none": 1.0, "dgc": 1.0}

@@ -35,7 +35,7 @@ def test_positions_take_about_twelve_bits_at_a_thousandth() -> None:
 
 def message(kind: wire.Values, density: float = 0.05) -> tuple[bytes, torch.Tensor, torch.Tensor]:
     v = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1))
-    positions = torch.arange(0, 1200, 37)
+    positions = LAYOUT.dense_numel + torch.arange(0, 1200, 37)
     everything = torch.cat([LAYOUT.dense_positions, positions])
     values = wire.encode(v[everything], kind)
     expected = torch.zeros(LAYOUT.numel)

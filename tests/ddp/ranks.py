@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import multiprocessing
 import pickle
 import tempfile
@@ -135,6 +136,24 @@ def replicas_are_equal(model: nn.Module) -> bool:
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_of_them, mine)
     return all(torch.equal(one, mine) for one in all_of_them)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def listen(level: int = logging.WARNING) -> list[str]:
+    """What the package logs from now on, as it grows."""
+    handler = _Lines(level)
+    log = logging.getLogger("elastic_dgc")
+    log.addHandler(handler)
+    log.setLevel(min(level, log.level or level))
+    return handler.lines
 
 
 def same(a: Any, b: Any) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddp.ranks import DDP, net, run, run_ranks, same, weights
 
 from elastic_dgc.ddp import DGC, DGCState, attach
-from elastic_dgc.errors import UsageError
+from elastic_dgc.errors import ElasticDGCError, UsageError
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +63,7 @@ def load(folder: str, old: int) -> list[Any]:
 
 
 def wrong(folder: str) -> None:
-    """Loads that would be silently wrong are errors, and change nothing."""
+    """Loads that would be silently wrong are errors, and change nothing; of one rank alone, on all."""
     rank, world = dist.get_rank(), dist.get_world_size()
     files = [torch.load(f"{folder}/rank{one}.pt", weights_only=True)["dgc"] for one in range(world)]
     _, _, _, state = prepared()
@@ -79,7 +79,7 @@ def wrong(folder: str) -> None:
 
     own = files[rank]
     cases: list[tuple[Any, str]] = [
-        (files[1 - rank], f"is of rank {1 - rank} of 2, and here is rank {rank} of 2"),
+        (files[1 - rank], "is of rank [01] of 2, and here is rank [01] of 2"),
         (changed(world=3), "of 3, and here"),
         (files[:1], "each of them once"),
         ([files[0], files[0]], "each of them once"),
@@ -96,8 +96,14 @@ def wrong(folder: str) -> None:
     for given, words in cases:
         with pytest.raises(UsageError, match=words):
             state.load_state_dict(given)
+        with pytest.raises(UsageError, match=words if rank == 1 else f"^rank 1: .*{words}"):
+            state.load_state_dict(given if rank == 1 else own)
         assert state.steps == 0
         assert not state.residual.v.any()
+    with pytest.raises(KeyError if rank == 1 else ElasticDGCError, match="world"):  # damaged in a way nobody thought of
+        state.load_state_dict({name: own[name] for name in own if rank == 0 or name != "world"})
+    state.load_state_dict(own)
+    assert state.steps == 6
 
 
 def totals(states: list[list[Any]]) -> list[dict[str, torch.Tensor]]:

@@ -89,8 +89,8 @@ def sparse(values: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
 def simulate(world: int, using: DGC) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """The same in one process, of the compression's functions. Checks conservation in fp64 on the way."""
     model = net()
-    named = dict(sorted(model.named_parameters()))
-    layout = Layout.of(named.items(), using.min_numel)
+    layout = Layout.of(model.named_parameters(), using.min_numel)
+    named = {segment.name: model.get_parameter(segment.name) for segment in layout.segments}
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     us, vs = ([torch.zeros(layout.numel) for _ in range(world)] for _ in range(2))
     entered, applied = torch.zeros(layout.numel).double(), torch.zeros(layout.numel).double()

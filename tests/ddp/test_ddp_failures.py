@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddp.ranks import DDP, loss_of, net, replicas_are_equal, run, run_ranks, same, train, weights
+from ddp.ranks import DDP, listen, loss_of, net, replicas_are_equal, run, run_ranks, same, train, weights
 
 from elastic_dgc.ddp import DGC, DGCState, attach
 from elastic_dgc.errors import Disagreement, Diverged, UsageError
@@ -55,23 +54,9 @@ def poisoned(model: DDP, step: int) -> torch.Tensor:
     return loss + model.module.head.bias.sum() * (torch.nan if dist.get_rank() == 1 else 0.0)
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-def listen() -> list[str]:
-    handler = Lines()
-    logging.getLogger("elastic_dgc").addHandler(handler)
-    return handler.lines
-
-
 def not_finite() -> None:
-    """A step that some rank's NaN spoils changes nothing on any; three in a row end training."""
+    """A step that some rank's NaN spoils changes nothing on any, which rank 0 and the guilty one tell; three in a row
+    end training."""
     lines = listen()
     model, optimizer, state = prepared()
     run(model, optimizer, range(5))
@@ -85,8 +70,10 @@ def not_finite() -> None:
     assert same(kept["u"], after["u"])
     assert same(kept["v"], after["v"])
     assert (state.steps, state.skipped) == (5, 2)
-    assert len(lines) == (2 if dist.get_rank() == 1 else 0)
-    assert all("rank 1: gradient of head.bias (4 of 4 values not finite)" in line for line in lines)
+    assert len(lines) == 2
+    for number, line in enumerate(lines, start=1):
+        assert f"step {5 + number} (applied: 5, skipped: {number}) is skipped" in line
+        assert line.endswith("rank 1: gradient of head.bias (4 of 4 values not finite)")
     run(model, optimizer, range(5, 7))  # a good step begins the count anew
     assert (state.steps, replicas_are_equal(model)) == (7, True)
     with pytest.raises(Diverged, match=r"3 steps in a row .* rank 1: gradient of head.bias"):  # noqa: PT012
@@ -102,6 +89,38 @@ def not_finite_under_adam() -> None:
     attach(model, torch.optim.AdamW(model.parameters()), CONFIG)
     with pytest.raises(Diverged, match=r"rank 1: gradient of head\.bias"):
         poisoned(model, 0).backward()
+
+
+def alone() -> None:
+    """Nobody waits long for a rank that does not attach, or fails in it; the group is good for another try."""
+    rank = dist.get_rank()
+    model = DDP(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for late in (False, True):
+        dist.barrier()
+        if late == (rank == 1):
+            words = (
+                "rank [02]: rank 1 of 3 did not come" if late else "^rank 1 of 3 did not come to attach within 0.5 s"
+            )
+            with pytest.raises(UsageError, match=words):
+                attach(model, optimizer, CONFIG.with_values(deadline_s=0.5))
+    words = "^scaler is a int" if rank == 1 else "^rank 1: scaler is a int"
+    with pytest.raises(UsageError, match=words):
+        attach(model, optimizer, CONFIG, scaler=3 if rank == 1 else None)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    state = attach(model, optimizer, CONFIG)
+    run(model, optimizer, range(2))
+    own = state.state_dict()
+    state.config = CONFIG.with_values(deadline_s=0.1)
+    for late in (False, True):
+        dist.barrier()
+        if late == (rank != 0):
+            with pytest.raises(UsageError, match=r"ranks 1, 2 of 3 did not come to load_state_dict within 0.1 s"):
+                state.load_state_dict(own)
+    state.config = CONFIG
+    state.load_state_dict(own)
+    run(model, optimizer, range(2, 4))
+    assert (state.steps, replicas_are_equal(model)) == (4, True)
 
 
 class Broken(RuntimeError):
@@ -163,3 +182,7 @@ def clipped() -> None:
 )
 def test_on_two_ranks(scenario: Any) -> None:
     run_ranks(2, scenario)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    run_ranks(3, alone)

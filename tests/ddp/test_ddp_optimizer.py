@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp.ranks import DDP, loss_of, net, replicas_are_equal, run, run_ranks, train, weights
+from ddp.ranks import DDP, listen, loss_of, net, replicas_are_equal, run, run_ranks, train, weights
 
 from elastic_dgc.ddp import DGC, attach
 from elastic_dgc.errors import UsageError
@@ -92,7 +92,10 @@ def adamw() -> None:
         model = DDP(net())
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.1)
         if density is not None:
+            lines = listen()
             state = attach(model, optimizer, CONFIG.with_values(density=density))
+            assert len(lines) == (dist.get_rank() == 0 and density == 0.05)
+            assert all("AdamW" in line and "use SGD with momentum" in line for line in lines)
             assert state.residual.u is None
             assert optimizer.param_groups[0]["weight_decay"] == 0.1
         run(model, optimizer, range(120))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddp.ranks import DDP, loss_of, net, replicas_are_equal, run_ranks, same, train, weights
+from ddp.ranks import DDP, listen, loss_of, net, replicas_are_equal, run_ranks, same, train, weights
 
 from elastic_dgc.ddp import DGC, DGCState, attach
 from elastic_dgc.errors import UsageError
@@ -43,6 +44,7 @@ def overflow(fused: bool) -> None:
     for step in range(8):
         if step == 4:
             before, kept, scale = weights(model), state.state_dict(), scaler.get_scale()
+            told, warned = listen(logging.DEBUG), listen()
             scaled_step(model, optimizer, scaler, step, 1e36 if dist.get_rank() == 1 else 1.0)
             assert torch.equal(weights(model), before)
             after = state.state_dict()
@@ -50,6 +52,9 @@ def overflow(fused: bool) -> None:
             assert same(kept["v"], after["v"])
             assert (kept["applied"], kept["skipped"] + 1) == (after["applied"], after["skipped"])
             assert scaler.get_scale() == scale / 2
+            assert len(told) == 1
+            assert told[0].endswith("step 5 (applied: 4, skipped: 1) is skipped, nothing changes: rank 1: an overflow")
+            assert not warned
         scaled_step(model, optimizer, scaler, step)
         if fused:  # its own arithmetic for lr, which rounds differently
             torch.testing.assert_close(weights(model), expected[step], rtol=0, atol=1e-5)
