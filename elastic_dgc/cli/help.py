@@ -13,7 +13,7 @@ from elastic_dgc.trainer.config import RunConfig
 
 COMMON = (
     "recipe_name", "data", "model", "epochs", "workers", "virtual_workers", "batch", "optimizer.lr",
-    "compression.density", "exchange", "device", "seed", "name", "storage", "report", "audit",
+    "compression.density", "exchange", "device", "precision", "seed", "name", "storage", "report", "audit",
 )  # fmt: skip
 GROUPS = ("Common", "Images and model", "Optimizer and schedule", "Compression", "Workers and limits", "Ray and output")
 

@@ -32,6 +32,7 @@ class Outcome:
     committed: bool
     reasons: tuple[str, ...]
     lr: float
+    loss_scale: float  # of this attempt
     plan: Plan
     upload_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -67,6 +68,7 @@ def attempt(
     """
     settings, counters = replica.settings, replica.counters
     number, clock = counters.attempt, _Clock()
+    loss_scale = counters.loss_scale
     lr, planned = settings.lr(counters.applied), plan(settings, replica.layout, counters.applied)
 
     rows, errors = {}, {}
@@ -87,12 +89,12 @@ def attempt(
     clock.lap("vote")
 
     def outcome(committed: bool, reasons: tuple[str, ...], upload_bytes: int = 0) -> Outcome:
-        return Outcome(number, decision, committed, reasons, lr, planned, upload_bytes, clock.seconds)
+        return Outcome(number, decision, committed, reasons, lr, loss_scale, planned, upload_bytes, clock.seconds)
 
     if decision.verdict is Verdict.ERROR:
         raise TaskFailed(decision.reasons[0]) from errors.get(decision.bad[0])
     if decision.verdict is Verdict.SKIP:
-        return outcome(False, _skip(replica, decision.reasons, decision.bad))
+        return outcome(False, _skip(replica, decision.reasons, decision.bad, decision.overflowed))
 
     packed = ahead.packed(decision.count)
     packed |= _compress(replica, planned, decision.count, all_rows, [k for k in replica.owned if k not in ahead.done])
@@ -116,7 +118,10 @@ def attempt(
         one.flip()
     counters.attempt += 1
     counters.applied += 1
-    counters.skips_in_a_row = 0
+    counters.skips_in_a_row = counters.hopeless_in_a_row = 0
+    counters.loss_scale, counters.scale_tracker = settings.loss_scale.applied(
+        counters.loss_scale, counters.scale_tracker
+    )
     counters.samples += decision.samples
     counters.upload_bytes += upload
     counters.dense_bytes += 4 * replica.layout.numel * members.virtual_workers
@@ -191,16 +196,23 @@ def _compress(
     return packed
 
 
-def _skip(replica: Replica, reasons: tuple[str, ...], bad: tuple[int, ...] = ()) -> tuple[str, ...]:
-    """SKIP: nothing changes but the counters. The samples count as consumed. Raises `Diverged` when it is enough."""
-    counters = replica.counters
+def _skip(
+    replica: Replica, reasons: tuple[str, ...], bad: tuple[int, ...] = (), overflowed: bool = False
+) -> tuple[str, ...]:
+    """SKIP: nothing changes but counters and loss scale. The samples count as consumed. Raises `Diverged` when it is
+    enough: after `max_skips` in a row that a smaller loss scale could not have avoided."""
+    counters, policy = replica.counters, replica.settings.loss_scale
+    before, counters.scale_tracker = counters.loss_scale, 0
+    if overflowed:
+        counters.loss_scale = policy.overflowed(before)
     counters.attempt += 1
     counters.skipped += 1
     counters.skips_in_a_row += 1
-    if counters.skips_in_a_row >= replica.settings.max_skips:
+    counters.hopeless_in_a_row += counters.loss_scale == before
+    if counters.hopeless_in_a_row >= replica.settings.max_skips:
+        at = f" at loss scale {counters.loss_scale:g}" if policy.initial != 1 else ""
+        skips, last = counters.skips_in_a_row, counters.attempt - 1
         raise Diverged(
-            f"{counters.skips_in_a_row} attempts in a row were skipped, the last is attempt {counters.attempt - 1}: "
-            + "; ".join(reasons),
-            bad,
+            f"{skips} attempts in a row were skipped{at}, the last is attempt {last}: " + "; ".join(reasons), bad
         )
     return reasons

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import elastic_dgc
+from elastic_dgc.precision.autocast import autocast
 from elastic_dgc.precision.finite import first_non_finite, joint_norm
 from elastic_dgc.seeds import seed_everything
 from elastic_dgc.step.replica import LossFunction, Replica
@@ -72,8 +73,7 @@ def compute(
     loss_sum, gradient_norm, *measured = torch.stack([total, *norms]).tolist()
     v_norm = measured[0] if measured else math.nan
     if health is Health.GOOD:
-        text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
-        health = Health.NON_FINITE if text else Health.GOOD
+        health, text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
     row = Row(
         health, requests, counters.attempt, counters.applied, samples, count, loss_sum, gradient_norm, v_norm,
         counters.loss_scale, replica.settings.identity, text,
@@ -82,7 +82,8 @@ def compute(
 
 
 def _loss(loss: LossFunction, replica: Replica, batch: MicroBatch) -> tuple[Tensor, int]:
-    result = loss(replica.model, batch.data)
+    with autocast(replica.settings.precision, replica.device):
+        result = loss(replica.model, batch.data)
     mean, taken = result if isinstance(result, tuple) else (result, batch.count)
     if not isinstance(mean, Tensor) or mean.numel() != 1 or not mean.requires_grad:
         raise TypeError(
@@ -91,23 +92,29 @@ def _loss(loss: LossFunction, replica: Replica, batch: MicroBatch) -> tuple[Tens
     return mean.reshape(()).float(), int(taken)
 
 
-def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float) -> str:
-    """Why a virtual worker's share is not good, or ''. Buffers count: an infinite activation ends in them alone."""
-    finite = math.isfinite(loss_sum), math.isfinite(gradient_norm)
-    floating = [b for b in replica.owned[virtual_worker].other_buffers.values() if b.is_floating_point()]
-    if all(finite) and (not floating or math.isfinite(joint_norm(torch.cat([b.reshape(-1) for b in floating])))):
-        return ""
-    buffers = first_non_finite(replica.owned[virtual_worker].other_buffers)
-    place = f"virtual worker {virtual_worker}"
-    found = first_non_finite(replica.gradient(virtual_worker))
-    if found is not None:
-        loss = "" if finite[0] else f", loss {loss_sum}"
-        return f"{place}: gradient of {found}{loss}"
-    if not finite[0]:
-        return f"{place}: loss {loss_sum}"
-    if buffers is not None:
-        return f"{place}: buffer {buffers}"
-    return "" if all(finite) else f"{place}: the norm of the gradient overflows"
+def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float) -> tuple[Health, str]:
+    """Whether a virtual worker's share is good, and why not. Buffers count: an infinite activation ends in them
+    alone."""
+    buffers = replica.owned[virtual_worker].other_buffers
+    floating = [b.reshape(-1) for b in buffers.values() if b.is_floating_point()]
+    calm = not floating or math.isfinite(joint_norm(torch.cat(floating)))
+    if calm and math.isfinite(loss_sum) and math.isfinite(gradient_norm):
+        return Health.GOOD, ""
+    buffer = None if calm else first_non_finite(buffers)
+    gradient = None if math.isfinite(gradient_norm) else first_non_finite(replica.gradient(virtual_worker))
+    forward = not math.isfinite(loss_sum) or buffer is not None
+    found = []
+    if gradient is not None:
+        found.append(f"gradient of {gradient}")
+    if not math.isfinite(loss_sum):
+        found.append(f"loss {loss_sum}")
+    if buffer is not None and not found:
+        found.append(f"buffer {buffer}")
+    if not found:
+        if math.isfinite(gradient_norm):
+            return Health.GOOD, ""  # finite buffers whose norm overflows
+        found.append("the norm of the gradient overflows")
+    return Health.NON_FINITE if forward else Health.OVERFLOW, f"virtual worker {virtual_worker}: {', '.join(found)}"
 
 
 def describe(error: BaseException, virtual_worker: int, attempt: int) -> str:

@@ -73,7 +73,7 @@ class Replica:
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
         self.applier = make_applier(settings.optimizer, self.layout, self.weights, self.trained)
-        self.counters = Counters()
+        self.counters = Counters(loss_scale=settings.loss_scale.initial)
         self.owned: dict[int, OwnedState] = {}
         for k in hosted:
             self.host(k)

@@ -20,8 +20,9 @@ class Health(IntEnum):
     """How a virtual worker's forward and backward went."""
 
     GOOD = 0
-    NON_FINITE = 1
+    NON_FINITE = 1  # in the loss or a buffer already: no loss scale helps
     ERROR = 2
+    OVERFLOW = 3  # in the gradient only
 
 
 class Request(IntFlag):

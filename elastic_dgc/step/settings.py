@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic_dgc.compression.accumulate import Momentum
 from elastic_dgc.compression.config import CompressionConfig, Exchange
+from elastic_dgc.precision.autocast import Precision
+from elastic_dgc.precision.loss_scale import LossScale
 from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
 
 
@@ -24,6 +26,8 @@ class StepSettings:
     compression: CompressionConfig
     exchange: Exchange = "dgc"
     require_compression: bool = False
+    precision: Precision = "fp32"
+    loss_scale: LossScale = field(default_factory=LossScale)
     max_skips: int = 3
     deadline_s: float = 1800.0
     identity: bytes = bytes(16)

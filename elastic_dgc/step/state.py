@@ -27,8 +27,9 @@ class Counters:
     applied: int = 0
     skipped: int = 0
     skips_in_a_row: int = 0
+    hopeless_in_a_row: int = 0  # of these skips, those that no smaller loss scale could have avoided
     loss_scale: float = 1.0
-    scale_tracker: int = 0
+    scale_tracker: int = 0  # applied attempts since the scale last moved
     samples: int = 0
     upload_bytes: int = 0
     dense_bytes: int = 0

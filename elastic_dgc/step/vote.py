@@ -25,6 +25,7 @@ class Decision:
     verdict: Verdict
     samples: int
     count: int  # what the loss counts: samples, or tokens
+    overflowed: bool  # somebody's gradient is not finite though his loss is: a smaller loss scale may help
     loss: float  # mean over the step's count
     requests: Request
     reasons: tuple[str, ...]  # one per virtual worker that was not good, in order
@@ -61,11 +62,12 @@ def decide(rows: Sequence[Row]) -> Decision:
         verdict=verdict,
         samples=sum(row.samples for row in rows),
         count=count,
+        overflowed=any(row.health is Health.OVERFLOW for row in rows),
         loss=sum(row.loss_sum for row in rows) / count if count else 0.0,
         requests=requests,
         reasons=reasons,
         bad=bad,
-        gradient_norm=_joint([row.gradient_norm for row in rows]),
+        gradient_norm=_joint([row.gradient_norm for row in rows]) / first.loss_scale,
         v_norm=_joint([row.v_norm for row in rows]),
     )
 

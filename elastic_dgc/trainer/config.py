@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from elastic_dgc.compression.config import CompressionConfig, Exchange
 from elastic_dgc.config import Config
+from elastic_dgc.precision.loss_scale import is_power_of_two
 from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
 
 
@@ -29,6 +30,12 @@ class RunConfig(Config):
     compression: CompressionConfig = Field(default_factory=CompressionConfig, description="(fixed)")
     require_compression: bool = Field(False, description="stop when more is packed than density and format promise")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="(fixed) where the model computes")
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
+        "fp32", description="(fixed) of forward and backward; parameters and residuals are fp32. auto: bf16 on GPUs"
+    )
+    loss_scale: float | None = Field(
+        None, description="(fixed) a power of two that stays; by default 1, and for fp16 one that finds itself"
+    )
     residual_device: Literal["auto", "cpu"] = Field(
         "auto", description="(fixed) where u and v live: with the model, or in the CPU's memory for GPUs short of it"
     )
@@ -45,7 +52,9 @@ class RunConfig(Config):
         "auto", description="how messages travel: by workers, bytes and measured speed, or always one way"
     )
     digest_every: int = Field(200, ge=1, description="attempts between digests of shared state")
-    max_skips: int = Field(3, ge=1, description="skipped attempts in a row that stop the run")
+    max_skips: int = Field(
+        3, ge=1, description="skipped attempts in a row that stop the run; those that halve the loss scale do not count"
+    )
     max_restarts: int = Field(5, ge=1, description="restarts in a row without a new checkpoint that stop the run")
     peer_silence_s: float = Field(30.0, gt=0, description="a worker that says nothing for so long is lost")
     step_deadline_s: float = Field(1800.0, gt=0, description="longest wait for another worker's part of a step")
@@ -73,6 +82,13 @@ class RunConfig(Config):
     def _name(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
             raise ValueError("must be letters, digits, '.', '_' and '-', at most 100, starting with a letter or digit")
+        return value
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _loss_scale(cls, value: float | None) -> float | None:
+        if value is not None and not is_power_of_two(value):
+            raise ValueError("must be a power of two, such as 1024, so that scaling rounds nothing")
         return value
 
     @model_validator(mode="after")

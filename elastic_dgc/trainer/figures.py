@@ -36,6 +36,7 @@ class Figures:
             "compression/upload_bytes": float(outcome.upload_bytes),
             "compression/gradient_norm": decision.gradient_norm,
             "train/skipped": float(not outcome.committed),
+            "train/loss_scale": outcome.loss_scale,
             "seconds/forward_backward": outcome.seconds.get("compute", 0.0),
             "seconds/vote": outcome.seconds.get("vote", 0.0),
             "seconds/compression": outcome.seconds.get("compress", 0.0),

@@ -12,6 +12,8 @@ import torch
 from elastic_dgc import seeds
 from elastic_dgc.data.order import Order
 from elastic_dgc.data.source import MapSource, Source
+from elastic_dgc.precision.autocast import Precision, choose
+from elastic_dgc.precision.loss_scale import LossScale
 from elastic_dgc.step.config import OptimizerConfig
 from elastic_dgc.step.settings import StepSettings
 from elastic_dgc.tasks.task import Task
@@ -74,6 +76,7 @@ def identity_of(task: Task, config: RunConfig, source: Source, device: str) -> d
     of."""
     fixed = {k: v for k, v in config.model_dump(mode="json").items() if k not in UNFIXED}
     fixed |= {"optimizer": optimizer_of(task, config).model_dump(mode="json"), "device": device}
+    fixed |= {"precision": choose(config.precision, device)}
     fixed |= {"data": source.fingerprint, "samples": len(source)}
     return {**json.loads(json.dumps(task.identity())), **fixed}
 
@@ -86,6 +89,7 @@ def default_name(task: Task, identity: dict[str, Any]) -> str:
 def step_settings(task: Task, config: RunConfig, order: Order, identity: dict[str, Any]) -> StepSettings:
     """What the step needs to know. Its 16 bytes of identity cover torch's version too: other kernels, other bits."""
     text = json.dumps([identity, torch.__version__, config.epochs], sort_keys=True)
+    precision: Precision = identity["precision"]
     return StepSettings(
         virtual_workers=config.virtual_workers,
         share=config.share,
@@ -97,6 +101,8 @@ def step_settings(task: Task, config: RunConfig, order: Order, identity: dict[st
         compression=config.compression,
         exchange=config.exchange,
         require_compression=config.require_compression,
+        precision=precision,
+        loss_scale=LossScale.of(precision, config.loss_scale),
         max_skips=config.max_skips,
         deadline_s=config.step_deadline_s,
         identity=hashlib.sha256(text.encode()).digest()[:16],

@@ -22,6 +22,7 @@ from elastic_dgc.keeping.storage_base import Storage
 from elastic_dgc.log import logger
 from elastic_dgc.membership.alive import FINISHED, LEFT, STOPPED
 from elastic_dgc.membership.heartbeat import Heartbeat
+from elastic_dgc.precision.autocast import check as check_precision
 from elastic_dgc.precision.determinism import make_deterministic
 from elastic_dgc.step.plan import ever_whole, explain, require
 from elastic_dgc.step.replica import Replica
@@ -187,6 +188,9 @@ def _build(job: Job, group: Group) -> tuple[Source, Source | None, Replica, Orde
 
 def _check(job: Job, group: Group, replica: Replica, storage: Storage) -> None:
     require(replica.settings, replica.layout)
+    slow = check_precision(replica.settings.precision, replica.device)
+    if slow and group.leads:
+        logger(worker=0).warning("precision %s: %s", replica.settings.precision, slow)
     if job.config.audit and replica.counters.attempt and not storage.list(AUDIT_FOLDER):
         raise UsageError(
             f"audit: this run is at attempt {replica.counters.attempt} and was begun without; an audit must be asked "
@@ -201,7 +205,8 @@ def _say_start(group: Group, replica: Replica, resumed: bool, hosts: tuple[str, 
     start = f"going on from attempt {replica.counters.attempt}" if resumed else "starting"
     nodes = f" on {len(set(hosts))} nodes" if len(set(hosts)) > 1 else ""
     logger(worker=0).info(
-        "view %d: %s with %s%s for %s, %d parameters on %s",
+        "view %d: %s with %s%s for %s, %d parameters on %s in %s",
         group.view, start, count(group.members.size, "worker"), nodes,
         count(group.members.virtual_workers, "virtual worker"), replica.layout.numel, replica.device.type,
+        replica.settings.precision,
     )  # fmt: skip

@@ -60,13 +60,15 @@ def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str, monkey
     replica = group.replicas[0]
 
     def weights() -> torch.Tensor:
-        return torch.cat([p.detach().double().flatten() for _, p in sorted(replica.trained.items())])
+        return replica.weights.double()
 
     gradients: list[torch.Tensor] = []
 
     def seen(of: Replica, *rest: Any) -> dict[int, bytes]:
         for k in rest[-1]:  # 4 full shares in a step
-            gradients.append(torch.cat([g.flatten() for _, g in sorted(of.gradient(k).items())]).double() / 4)
+            found = of.gradient(k)
+            flat = torch.cat([found[segment.name].flatten() for segment in of.layout.segments])
+            gradients.append(flat.double() / 4)
         return compress(of, *rest)
 
     compress = attempt_module._compress
@@ -321,7 +323,7 @@ def test_four_values_for_each_parameter_and_hosted_virtual_worker() -> None:
     class Large(SmallNet):
         def __init__(self) -> None:
             super().__init__()
-            self.large = nn.Parameter(torch.zeros(1024, 1024))
+            self.large = nn.Parameter(torch.zeros(2048, 2048))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + self.large.sum()

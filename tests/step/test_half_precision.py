@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -34,14 +34,14 @@ def cut_into(parts: int):
     def of(number: int, k: int) -> list[MicroBatch]:
         images, labels = (torch.cat(one) for one in zip(*(b.data for b in batches(number, k)), strict=True))
         ends = [0, 4] if parts == 1 else [0, 2, 3, 4]
-        return [MicroBatch((images[a:b], labels[a:b]), b - a) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [MicroBatch((images[a:b], labels[a:b]), b - a) for a, b in pairwise(ends)]
 
     return of
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize(("precision", "exchange"), product(PRECISIONS, EXCHANGES))
+@pytest.mark.parametrize(("precision", "exchange"), list(product(PRECISIONS, EXCHANGES)))
 def test_the_matrix_is_equal_at_any_number_of_workers(
     precision: str, exchange: str, nesterov: bool, parts: int
 ) -> None:
@@ -52,7 +52,7 @@ def test_the_matrix_is_equal_at_any_number_of_workers(
     assert runs[0].state() == runs[1].state() == runs[2].state()
     counters = runs[0].replicas[0].counters
     assert counters.applied >= 20
-    assert counters.loss_scale == counters.loss_scale if precision == "fp16" else counters.skipped == 0
+    assert (counters.skipped > 0) == (precision == "fp16")
 
 
 def poisoned(where: str, at: int, virtual_worker: int):
