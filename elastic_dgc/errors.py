@@ -63,11 +63,7 @@ class Disagreement(ElasticDGCError):
 
 class Diverged(ElasticDGCError):
     """Too many attempts in a row were skipped, or state that is to be saved is not finite. The message is the
-    diagnosis; `virtual_workers` are those whose share was bad in the last attempt."""
-
-    def __init__(self, message: str, virtual_workers: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.virtual_workers = virtual_workers
+    diagnosis."""
 
 
 class CompressionOff(ElasticDGCError):

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from elastic_dgc.data.digits import digits_path
 from elastic_dgc.ddp import DGC, DGCState, attach
+from elastic_dgc.exchange.collectives import need_backend
 from elastic_dgc.models.digits import DigitsNet
 
 
@@ -103,7 +104,9 @@ def load(folder: Path, shared: dict, state: DGCState) -> int:
 
 def main(args: argparse.Namespace) -> None:
     cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if cuda else "gloo")
+    backend = "nccl" if cuda else "gloo"
+    need_backend(backend, "cuda" if cuda else "cpu")
+    dist.init_process_group(backend)
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if cuda else torch.device("cpu")
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -1,6 +1,9 @@
-"""One thread, deterministic algorithms: what every test that compares bits needs."""
+"""One thread, deterministic algorithms: what tests that compare bits need; and a stack for what must be closed."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -10,3 +13,10 @@ import torch
 def one_thread() -> None:
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is entered here is left at the end of the test."""
+    with ExitStack() as stack:
+        yield stack

@@ -12,7 +12,9 @@ import torch
 from groups import Points, TinyTask
 from torch import Tensor, nn
 
+from elastic_dgc.step.attempt import Outcome
 from elastic_dgc.trainer.job import Job
+from elastic_dgc.trainer.loop import Training
 
 _work = groups._work
 
@@ -44,6 +46,22 @@ def work_on_a_full_disk(job: Job, rank: int, size: int, pipe: Any) -> None:
     _work(job, rank, size, pipe)
 
 
+def work_with_a_memory_that_forgets(job: Job, rank: int, size: int, pipe: Any) -> None:
+    """Virtual worker 2's residual before attempt 0, virtual worker 1's running mean before attempt 6."""
+    attempt = Training._attempt
+
+    def forget(training: Training) -> Outcome:
+        owned, number = training.replica.owned, training.replica.counters.attempt
+        if number == 0 and 2 in owned:
+            owned[2].v[7] = float("nan")
+        if number == 6 and 1 in owned:
+            owned[1].buffers["1.running_mean"][3] = float("inf")
+        return attempt(training)
+
+    setattr(Training, "_attempt", forget)  # noqa: B010 - this process is the worker's own
+    _work(job, rank, size, pipe)
+
+
 class OneBadPoint(Points):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         values, label = super().__getitem__(index)
@@ -68,3 +86,55 @@ class Exploding(TinyTask):
                 torch.manual_seed(0)
                 model.start = [model[0].weight.detach().clone()]  # a list: no buffer, no parameter
         return model.start[0]
+
+
+def work_with_another_torch(job: Job, rank: int, size: int, pipe: Any) -> None:
+    if rank == 1:
+        torch.__version__ = "2.9.9"
+    _work(job, rank, size, pipe)
+
+
+class WithAnOddBuffer(TinyTask):
+    """A buffer of a type by its name in torch."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model[0].register_buffer("odd", torch.zeros(3, dtype=getattr(torch, self.dtype)))
+        return model
+
+
+def work_with_a_flipped_bit(job: Job, rank: int, size: int, pipe: Any) -> None:
+    """One bit of the last worker's weights is another before attempt 6."""
+    attempt = Training._attempt
+
+    def flip(training: Training) -> Outcome:
+        if training.replica.counters.attempt == 6 and training.group.members.rank == size - 1:
+            training.replica.parameters["0.weight"].data.view(torch.int32)[3, 4] ^= 1
+        return attempt(training)
+
+    setattr(Training, "_attempt", flip)  # noqa: B010 - this process is the worker's own
+    _work(job, rank, size, pipe)
+
+
+class Unseeded(TinyTask):
+    """Weights that no seed reaches."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
+        model[4].weight.data.normal_(generator=generator)
+        return model
+
+
+class MeansThatAreNoNumbers(TinyTask):
+    """Averages its buffers badly; there is no evaluation that would show it."""
+
+    def test_data(self) -> None:
+        return None
+
+    def averaged_buffer(self, name: str, values: list[Tensor]) -> Tensor:
+        mean = super().averaged_buffer(name, values)
+        return mean * float("nan") if name == "1.running_var" else mean

@@ -65,6 +65,23 @@ def batches(number: int, virtual_worker: int) -> list[MicroBatch]:
     return out
 
 
+def bad_batch(at: int, virtual_worker: int, how: str) -> Callable[[int, int], list[MicroBatch]]:
+    """The same, but one share goes wrong: 'inf' or 'nan' in its images, or an exception that says where."""
+
+    def of(number: int, k: int) -> list[MicroBatch]:
+        found = batches(number, k)
+        if (number, k) == (at, virtual_worker):
+            if how == "inf":
+                found[1].data[0].fill_(1e38)
+            elif how == "nan":
+                found[0].data[0][0, 0, 0, 0] = float("nan")
+            else:
+                raise ValueError(f"sample 17 is no image in {how}")
+        return found
+
+    return of
+
+
 class Group:
     """N workers that host K virtual workers, stepped together."""
 

@@ -32,6 +32,10 @@ def summary(result: Result, command: Sequence[str]) -> list[str]:
         ("TensorBoard", f"tensorboard --logdir {shlex.quote(report['tensorboard'])}"),
         ("go on", resume_command(report["epochs"], result.name, command)),
     ]
+    if report["healed"]:
+        lines.insert(
+            3, ("healed", f"{count(report['healed'], 'part')} of the state: finite or equal again, not undisturbed")
+        )
     corrupt = report["corrupt_samples"]
     if corrupt:
         lines.insert(3, ("corrupt", f"{count(corrupt, 'sample')} left out"))

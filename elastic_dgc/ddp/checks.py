@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,6 +27,12 @@ def check_kind(ddp: Any) -> DistributedDataParallel:
 
 def check_model(ddp: DistributedDataParallel) -> None:
     """Raises `UsageError` where a hook cannot do this on a DDP model."""
+    backend = str(dist.get_backend_config(ddp.process_group))
+    if "cpu:" not in backend and not dist.is_gloo_available():
+        raise UsageError(
+            f"DDP's backend is {backend}, and messages are bytes on the CPU, which go by gloo: torch "
+            f"{torch.__version__} was built without it; install one from pytorch.org"
+        )
     if ddp.mixed_precision is not None:
         raise UsageError(
             "DDP's mixed_precision uses the communication hook itself: leave it out and use torch.autocast"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic_dgc.errors import ElasticDGCError, PeerLost
+from elastic_dgc.errors import ElasticDGCError, PeerLost, UsageError
 from elastic_dgc.exchange.ask import Ask, Key, Kind, Parcel, Payload
 from elastic_dgc.exchange.tcp import TcpTransport
 from elastic_dgc.exchange.transport import SentHook, Transport
@@ -24,21 +24,53 @@ from elastic_dgc.exchange.transport import SentHook, Transport
 NAMING_S = 10.0  # gloo fails at once and names nobody; our own connection to the lost peer ends soon after
 
 
+def need_backend(name: str, device: str) -> None:
+    """Raises `UsageError` where this torch has no such backend, or where it cannot carry tensors of this kind of device
+    ('cpu' or 'cuda'). To be called before a process group is made: torch's own errors name no mend
+    (pytorch/examples#311). The trainer itself needs no nccl: its messages are bytes on the CPU, whatever the model is
+    on."""
+    built = f"torch {torch.__version__}"
+    if not dist.is_available():
+        raise UsageError(f"backend '{name}': {built} was built without torch.distributed; install one from pytorch.org")
+    if name not in ("gloo", "nccl"):
+        raise UsageError(f"backend = '{name}' is not known here; use gloo, or nccl on NVIDIA's GPUs")
+    if name == "nccl" and device != "cuda":
+        raise UsageError(f"backend 'nccl' carries tensors on GPUs only, these are on the {device}; use gloo")
+    if not (dist.is_nccl_available() if name == "nccl" else dist.is_gloo_available()):
+        mend = "use gloo, which takes GPU tensors too, or install a torch with CUDA for Linux from pytorch.org"
+        raise UsageError(
+            f"backend '{name}': {built} was built without it; "
+            f"{mend if name == 'nccl' else 'install one from pytorch.org'}"
+        )
+    if name == "nccl" and not torch.cuda.is_available():
+        raise UsageError(f"backend 'nccl': {built} finds no GPU here (see nvidia-smi); use gloo")
+
+
 def open_store(host: str, deadline_s: float) -> Any:
     """The store through which workers' gloo finds each other, served by this process on any free port for as long as it
-    is kept; its `.port` is to be told to the others."""
+    is kept; its `.port` is to be told to the others. Raises RuntimeError where there cannot be one."""
+    _need_gloo()
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline_s))
 
 
 def open_gloo(store: tuple[str, int] | Any, host: str, rank: int, size: int, view: int, deadline_s: float) -> Any:
     """A process group of a view's workers, beside torch's global one, on the interface of `host`. `store`: of
     `open_store` where it was opened, elsewhere its address. Entered by all. Raises RuntimeError where gloo cannot."""
+    _need_gloo()
     if isinstance(store, tuple):
         store = dist.TCPStore(store[0], store[1], is_master=False, timeout=timedelta(seconds=deadline_s))
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=deadline_s)
     return dist.ProcessGroupGloo(dist.PrefixStore(f"view {view}", store), rank, size, options)
+
+
+def _need_gloo() -> None:
+    """Frames take gloo's place where there is none, so this is no error of the user's."""
+    try:
+        need_backend("gloo", "cpu")
+    except UsageError as error:
+        raise RuntimeError(str(error)) from None
 
 
 class CollectiveTransport(Transport):

@@ -30,8 +30,9 @@ _HELLO = struct.Struct(f"!4sB{RUN_BYTES}sQII{_NONCE_BYTES}s")  # magic, version,
 _ANSWER = struct.Struct(f"!4sBBQ{_NONCE_BYTES}s{_PROOF_BYTES}s")  # magic, version, verdict, view, nonce, proof
 
 _WELCOME = 0
+_OTHER_VERSION = 1
 _REFUSALS = {
-    1: "it speaks another version: install one version on all workers",
+    _OTHER_VERSION: "it speaks another version",
     2: "it belongs to another run",
     3: "it is of an older view",
     4: "it is of a newer view",
@@ -45,6 +46,16 @@ _NOBODY = b"\0" * _NONCE_BYTES
 
 class Refused(MessageError):
     """The other side is not let in, or does not let us in. The message says why."""
+
+
+class OtherVersion(Refused):
+    """The other side is of another version of this package, and will be: no use in trying again."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(
+            f"it speaks version {theirs} of the workers' protocol, this worker version {VERSION}: install one version "
+            f"of elastic_dgc on all workers"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ def call(sock: socket.socket, own: Identity, host: int, until: float) -> None:
     """The caller's side. Returns when `host` has proved itself and accepted us.
 
     Waits until the monotonic time `until`: the host may have bound its port long before it takes part. Raises `Refused`
-    with the reason, or OSError (TimeoutError and ConnectionError among them).
+    with the reason (`OtherVersion` for one that stays), or OSError (TimeoutError and ConnectionError among them).
     """
     nonce = os.urandom(_NONCE_BYTES)
     sock.sendall(_HELLO.pack(_MAGIC, VERSION, own.run, own.view, own.rank, host, nonce))
@@ -83,10 +94,12 @@ def _read_answer(sock: socket.socket, own: Identity, until: float) -> tuple[byte
     magic, version, verdict, view, nonce, proof = _ANSWER.unpack(read_exactly(sock, _ANSWER.size, until))
     if magic != _MAGIC:
         raise Refused("what listens there is not one of our workers")
+    if version != VERSION:
+        raise OtherVersion(version)
     if verdict != _WELCOME:
         # The text is written from the host's side: what it says of us.
         why = _REFUSALS.get(verdict, f"reason {verdict}")
-        raise Refused(f"it refuses this worker: '{why}' (it is in view {view}, version {version}; we in {own.view})")
+        raise Refused(f"it refuses this worker: '{why}' (it is in view {view}, we in {own.view})")
     return nonce, proof
 
 
@@ -102,7 +115,8 @@ def receive(sock: socket.socket, own: Identity, size: int, until: float) -> int:
     hello = _HELLO.unpack(magic + read_exactly(sock, _HELLO.size - len(_MAGIC), until))
     _, version, run, view, rank, host, nonce = hello
     if version != VERSION:
-        raise refuse(sock, own, 1)
+        refuse(sock, own, _OTHER_VERSION)
+        raise OtherVersion(version)
     if run != own.run:
         raise refuse(sock, own, 2)
     if view != own.view:

@@ -6,7 +6,9 @@ import os
 import socket
 import time
 import weakref
+from pathlib import Path
 
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -58,3 +60,12 @@ def name_of(address: tuple[str, int]) -> str:
     """`host:port`, with brackets around an IPv6 host."""
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_ports() -> str:
+    """The ports that this system gives to whoever asks for any: '32768-60999', where it says so."""
+    try:
+        low, high = _PORT_RANGE.read_text().split()
+    except (OSError, ValueError):
+        return "see the system's range of ephemeral ports"
+    return f"net.ipv4.ip_local_port_range: {low}-{high}"

@@ -7,19 +7,20 @@ the run's secret and are of the same view (see `handshake`). From then on each c
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from elastic_dgc.errors import ElasticDGCError, PeerLost
+from elastic_dgc.errors import Disagreement, ElasticDGCError, PeerLost
 from elastic_dgc.exchange import handshake
 from elastic_dgc.exchange.ask import Key, Kind, Parcel, Payload
 from elastic_dgc.exchange.connection import Connection, Stamp
 from elastic_dgc.exchange.frame import HEADER_BYTES, RUN_BYTES, checksum
 from elastic_dgc.exchange.listener import Acceptor, Listener
 from elastic_dgc.exchange.mailbox import Mailbox
-from elastic_dgc.exchange.sockets import close_in_children, name_of
+from elastic_dgc.exchange.sockets import close_in_children, free_ports, name_of
 from elastic_dgc.exchange.transport import Transport
 
 __all__ = ["Listener", "TcpTransport"]
@@ -49,7 +50,8 @@ class TcpTransport(Transport):
 
         `addresses` are the listeners' (host, port) by rank; `run` is 16 bytes that name the run; `secret` is what only
         its workers know. The listener is served until `close`, and stays open then. Raises `PeerLost` naming a rank
-        that was not there within `connect_deadline_s`, ValueError for arguments that cannot be right.
+        that was not there within `connect_deadline_s`, `Disagreement` at once where one is of another version of this
+        package, ValueError for arguments that cannot be right.
         """
         if len(run) != RUN_BYTES or not secret or view < 0 or not 0 <= rank < len(addresses):
             raise ValueError(
@@ -67,6 +69,7 @@ class TcpTransport(Transport):
         self._mailbox = Mailbox({peer: self._name(peer) for peer in range(self.size) if peer != rank})
         self._connections: dict[int, Connection] = {}
         self._reasons: dict[int, str] = {}
+        self._other_version: Disagreement | None = None
         self._changed = threading.Condition()
         self._count_lock = threading.Lock()
         self._closing = threading.Event()
@@ -155,13 +158,18 @@ class TcpTransport(Transport):
         for thread in callers:
             thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._connections) == self.size - 1, max(0.0, until - time.monotonic()))
+            self._changed.wait_for(
+                lambda: len(self._connections) == self.size - 1 or self._other_version is not None,
+                max(0.0, until - time.monotonic()),
+            )
+            if self._other_version is not None:
+                raise self._other_version
             absent = [peer for peer in range(self.size) if peer != self.rank and peer not in self._connections]
             if not absent:
                 return
-            peer, reason = absent[0], self._reasons.get(absent[0], "it did not answer")
         for thread in callers:
-            thread.join(1.0)  # they have the same deadline
+            thread.join(1.0)  # they have the same deadline, and only then the reason
+        peer, reason = absent[0], self._reasons.get(absent[0], "it did not answer")
         if peer < self.rank:
             port = self._addresses[peer][1]
             what = f"could not be reached within {deadline_s:g} s: {reason}"
@@ -172,8 +180,8 @@ class TcpTransport(Transport):
                 what += f" (refused meanwhile: {self._acceptor.last_refusal})"
         others = f"; missing as well: {', '.join(map(str, absent[1:]))}" if absent[1:] else ""
         raise PeerLost(
-            f"{self._name(peer)} {what}; see whether that worker runs, and open TCP port {port} between the machines "
-            f"if a firewall is in the way (a fixed port can be given){others}",
+            f"{self._name(peer)} {what}; see whether that worker runs, and open TCP between the machines if a firewall "
+            f"is in the way: port {port} this time, of those that the system gives out ({free_ports()} here){others}",
             peer,
         )
 
@@ -191,8 +199,15 @@ class TcpTransport(Transport):
                 handshake.call(sock, self._own, peer, until)
                 if self._join(peer, sock):
                     return
-            except (OSError, handshake.Refused) as error:
+            except handshake.OtherVersion as error:
+                # The address came from the group's own start, so this is no stranger whose word might be doubted.
+                with self._changed:
+                    self._other_version = Disagreement(f"{self._name(peer)}: {error}")
+                    self._changed.notify_all()
+            except handshake.Refused as error:
                 self._reasons[peer] = str(error)
+            except OSError as error:
+                self._reasons[peer] = _why(error, connected=sock is not None)
             if sock is not None:
                 sock.close()
             self._closing.wait(min(pause_s, max(0.0, until - time.monotonic())))
@@ -224,3 +239,16 @@ class TcpTransport(Transport):
             )
             self._changed.notify_all()
             return True
+
+
+def _why(error: OSError, *, connected: bool) -> str:
+    """What an attempt to reach a worker failed of, and what that means where the connection itself failed."""
+    if connected:
+        return str(error)
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return "no answer at all: a firewall drops what is sent there, or the address is wrong"
+    if isinstance(error, ConnectionRefusedError):
+        return "the machine answers, but nothing listens there: the worker has ended or not begun"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
+        return f"{(error.strerror or str(error)).lower()}: a firewall rejects it, or there is no route to that network"
+    return str(error)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import _SIZE, load, save
 
-from elastic_dgc.errors import MessageError
+from elastic_dgc.errors import MessageError, UsageError
 from elastic_dgc.keeping.canonical import canonical_json
 
 _FIELDS = "fields"
@@ -26,8 +26,10 @@ def pack(tensors: Mapping[str, torch.Tensor], fields: Mapping[str, Any]) -> byte
     """Bytes of named tensors (dense, any shape and dtype of safetensors, any device) and JSON-able fields.
 
     Equal input gives equal bytes, whatever the order of the mappings. Nothing is mutated; views, transposed tensors
-    and tensors that share memory are stored each on its own. Raises TypeError or ValueError on what cannot be stored.
+    and tensors that share memory are stored each on its own. Raises TypeError or ValueError on what cannot be stored,
+    `UsageError` (see `check_types`) on a dtype that the format does not have.
     """
+    check_types(tensors)
     # One metadata key only: safetensors writes several in no fixed order.
     metadata = {_FIELDS: canonical_json(dict(fields))}
     storable: dict[str, torch.Tensor] = {}
@@ -38,6 +40,16 @@ def pack(tensors: Mapping[str, torch.Tensor], fields: Mapping[str, Any]) -> byte
         storable[name] = tensor.clone() if memory in memories else tensor
         memories.add(memory)
     return bytes(save(storable, metadata))
+
+
+def check_types(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises `UsageError` where a tensor's dtype can be neither saved nor sent: complex128, say."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _SIZE:
+            raise UsageError(
+                f"'{name}' is {tensor.dtype}, which safetensors cannot hold, so it can be neither saved nor sent to "
+                f"other workers: make it a float, an integer or complex64"
+            )
 
 
 def unpack(data: bytes | bytearray | memoryview) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

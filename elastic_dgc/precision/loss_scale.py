@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from elastic_dgc.precision.autocast import Precision
+if TYPE_CHECKING:  # the settings of a run use this module, and the command line's help waits for no torch
+    from elastic_dgc.precision.autocast import Precision
 
 INITIAL = 2.0**16
 FLOOR = 1.0

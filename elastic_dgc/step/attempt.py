@@ -10,7 +10,7 @@ import torch
 
 from elastic_dgc.compression.accumulate import Rule, accumulate
 from elastic_dgc.compression.dgc import clip_factor, compress
-from elastic_dgc.errors import Diverged, TaskFailed
+from elastic_dgc.errors import TaskFailed
 from elastic_dgc.exchange.ask import Kind, Steps
 from elastic_dgc.exchange.gather import gather_virtual
 from elastic_dgc.exchange.members import Members
@@ -25,7 +25,9 @@ from elastic_dgc.step.vote import Decision, Verdict, decide
 
 @dataclass
 class Outcome:
-    """What an attempt came to. `seconds` by part: compute, vote, compress, exchange, apply (host time)."""
+    """What an attempt came to. `hopeless`: it is one of so many skips in a row that more of them are no help; the
+    caller is to find out why, and mend it or end the run. `seconds` by part: compute, vote, compress, exchange, apply
+    (host time)."""
 
     attempt: int
     decision: Decision
@@ -34,6 +36,7 @@ class Outcome:
     lr: float
     loss_scale: float  # of this attempt
     plan: Plan
+    hopeless: bool = False
     upload_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -63,8 +66,8 @@ def attempt(
     """Run one attempt. Entered by every worker of the view, spares too; all take the same way through it (R5).
 
     `batches(k)` gives the micro-batches of hosted virtual worker k. On COMMIT weights, owned state and counters move
-    on; on SKIP only `attempt` and the counters of skips do (R3). Raises `TaskFailed` on everyone where somebody's own
-    code raised, `Diverged` on everyone after too many skips in a row, `Disagreement` where workers are not alike.
+    on; on SKIP only `attempt`, the counters of skips and the loss scale do (R3). Raises `TaskFailed` on everyone where
+    somebody's own code raised, `Disagreement` where workers are not alike.
     """
     settings, counters = replica.settings, replica.counters
     number, clock = counters.attempt, _Clock()
@@ -89,12 +92,16 @@ def attempt(
     clock.lap("vote")
 
     def outcome(committed: bool, reasons: tuple[str, ...], upload_bytes: int = 0) -> Outcome:
-        return Outcome(number, decision, committed, reasons, lr, loss_scale, planned, upload_bytes, clock.seconds)
+        hopeless = counters.hopeless_in_a_row >= settings.max_skips
+        return Outcome(
+            number, decision, committed, reasons, lr, loss_scale, planned, hopeless, upload_bytes, clock.seconds
+        )
 
     if decision.verdict is Verdict.ERROR:
         raise TaskFailed(decision.reasons[0]) from errors.get(decision.bad[0])
     if decision.verdict is Verdict.SKIP:
-        return outcome(False, _skip(replica, decision.reasons, decision.bad, decision.overflowed))
+        _skip(replica, decision.overflowed)
+        return outcome(False, decision.reasons)
 
     packed = ahead.packed(decision.count)
     packed |= _compress(replica, planned, decision.count, all_rows, [k for k in replica.owned if k not in ahead.done])
@@ -113,7 +120,8 @@ def attempt(
     fault("apply", number)
     overflow = replica.applier.apply(replica.total, lr)
     if overflow is not None:
-        return outcome(False, _skip(replica, (f"the update with learning rate {lr:g} makes {overflow}",)))
+        _skip(replica)
+        return outcome(False, (f"the update with learning rate {lr:g} makes {overflow}",))
     for one in replica.owned.values():
         one.flip()
     counters.attempt += 1
@@ -196,23 +204,13 @@ def _compress(
     return packed
 
 
-def _skip(
-    replica: Replica, reasons: tuple[str, ...], bad: tuple[int, ...] = (), overflowed: bool = False
-) -> tuple[str, ...]:
-    """SKIP: nothing changes but counters and loss scale. The samples count as consumed. Raises `Diverged` when it is
-    enough: after `max_skips` in a row that a smaller loss scale could not have avoided."""
-    counters, policy = replica.counters, replica.settings.loss_scale
+def _skip(replica: Replica, overflowed: bool = False) -> None:
+    """SKIP: nothing changes but counters and loss scale. The samples count as consumed."""
+    counters = replica.counters
     before, counters.scale_tracker = counters.loss_scale, 0
     if overflowed:
-        counters.loss_scale = policy.overflowed(before)
+        counters.loss_scale = replica.settings.loss_scale.overflowed(before)
     counters.attempt += 1
     counters.skipped += 1
     counters.skips_in_a_row += 1
     counters.hopeless_in_a_row += counters.loss_scale == before
-    if counters.hopeless_in_a_row >= replica.settings.max_skips:
-        at = f" at loss scale {counters.loss_scale:g}" if policy.initial != 1 else ""
-        skips, last = counters.skips_in_a_row, counters.attempt - 1
-        raise Diverged(
-            f"{skips} attempts in a row were skipped{at}, the last is attempt {last}: " + "; ".join(reasons), bad
-        )
-    return reasons

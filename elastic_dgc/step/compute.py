@@ -68,12 +68,15 @@ def compute(
         error, health = raised, Health.ERROR
         text = describe(raised, virtual_worker, counters.attempt)
     norms = [replica.collect(virtual_worker)]
-    if counters.attempt % V_NORM_EVERY == 0:
+    if counters.attempt % V_NORM_EVERY == 0 or counters.skips_in_a_row > 0:
         norms.append(joint_norm(owned.v).to(replica.device))
     loss_sum, gradient_norm, *measured = torch.stack([total, *norms]).tolist()
     v_norm = measured[0] if measured else math.nan
     if health is Health.GOOD:
         health, text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
+    if health is Health.GOOD and measured and not math.isfinite(v_norm):
+        # Never by a gradient, whose norm was finite: memory that forgot.
+        health, text = Health.NON_FINITE, f"virtual worker {virtual_worker}: its residual v is not finite"
     row = Row(
         health, requests, counters.attempt, counters.applied, samples, count, loss_sum, gradient_norm, v_norm,
         counters.loss_scale, replica.settings.identity, text,
@@ -100,7 +103,7 @@ def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_n
     calm = not floating or math.isfinite(joint_norm(torch.cat(floating)))
     if calm and math.isfinite(loss_sum) and math.isfinite(gradient_norm):
         return Health.GOOD, ""
-    buffer = None if calm else first_non_finite(buffers)
+    buffer = None if calm else replica.first_bad(buffers)
     gradient = None if math.isfinite(gradient_norm) else first_non_finite(replica.gradient(virtual_worker))
     forward = not math.isfinite(loss_sum) or buffer is not None
     found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from elastic_dgc.compression.accumulate import Workspace
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import UsageError
 from elastic_dgc.precision.digest import digests
-from elastic_dgc.precision.finite import joint_norm
+from elastic_dgc.precision.finite import first_non_finite, joint_norm
 from elastic_dgc.step.apply import make_applier
 from elastic_dgc.step.settings import StepSettings
 from elastic_dgc.step.state import Counters, Exported, OwnedState, copy_all
@@ -61,6 +61,8 @@ class Replica:
             self.trained[name].data = view
         # Where the buffers are: to walk through the modules takes longer than to copy what is found there.
         self._places = [(name, *_module_of(model, name)) for name, _ in model.named_buffers()]
+        # By design, as an attention mask of -inf is: no sign of trouble.
+        self._infinite = {name for name, b in self.model_buffers().items() if first_non_finite({name: b}) is not None}
         self.total = Total(self.layout.numel, self.device)
         self.workspace = Workspace(self.residual_device)
         staged = residual_device is not None and self.residual_device != self.device
@@ -162,6 +164,12 @@ class Replica:
     def model_buffers(self) -> dict[str, Tensor]:
         """The model's buffers as they are now; forward may have put other tensors in their places."""
         return {name: getattr(module, key) for name, module, key in self._places}
+
+    def first_bad(self, tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
+        """As `first_non_finite`, of tensors among which buffers have this prefix: those that were not finite in the
+        model at the start do not count."""
+        by_design = {prefix + name for name in self._infinite}
+        return first_non_finite({name: value for name, value in tensors.items() if name not in by_design})
 
     @torch.no_grad()
     def use_buffers(self, buffers: dict[str, Tensor]) -> None:

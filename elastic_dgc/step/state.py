@@ -28,6 +28,7 @@ class Counters:
     skipped: int = 0
     skips_in_a_row: int = 0
     hopeless_in_a_row: int = 0  # of these skips, those that no smaller loss scale could have avoided
+    healed: int = 0  # parts of the state that were put back after a fault of memory
     loss_scale: float = 1.0
     scale_tracker: int = 0  # applied attempts since the scale last moved
     samples: int = 0
@@ -41,7 +42,7 @@ class Counters:
 
     @staticmethod
     def load(values: Mapping[str, Any]) -> Counters:
-        return Counters(**{one.name: values[one.name] for one in fields(Counters)})
+        return Counters(**{one.name: values[one.name] for one in fields(Counters) if one.name in values})
 
 
 class OwnedState:

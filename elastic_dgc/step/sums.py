@@ -13,9 +13,9 @@ from torch import Tensor
 
 from elastic_dgc.compression import values as wire
 from elastic_dgc.compression.layout import Layout
-from elastic_dgc.compression.message import unpack
-from elastic_dgc.errors import CompressionOff
-from elastic_dgc.exchange.ask import Ask, Key, Kind, Parcel, Steps
+from elastic_dgc.compression.message import Message, unpack
+from elastic_dgc.errors import CompressionOff, MessageError
+from elastic_dgc.exchange.ask import Ask, Key, Kind, Parcel, Payload, Steps
 from elastic_dgc.exchange.gather import gather_virtual
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.step.plan import Plan
@@ -48,8 +48,15 @@ def sparse_sum(
                     f"virtual worker {k} packed {len(message)} bytes at attempt {attempt}, over twice the "
                     f"{plan.promised_bytes} that density {plan.density:g} and {plan.values} values promise"
                 )
-    total.add_up(layout, [unpack(layout, message) for message in messages])
+    total.add_up(layout, [_unpack(layout, k, message) for k, message in enumerate(messages)])
     return sum(len(message) for message in messages)
+
+
+def _unpack(layout: Layout, virtual_worker: int, message: Payload) -> Message:
+    try:
+        return unpack(layout, message)
+    except MessageError as error:  # on everyone alike: all have the same bytes
+        raise MessageError(f"message of virtual worker {virtual_worker}: {error}") from None
 
 
 def dense_sum(

@@ -65,7 +65,10 @@ def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bo
         try:
             context = ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UsageError(f"no Ray cluster at '{address}': {' '.join(str(error).split())[:300]}") from None
+            said = " ".join(str(error).split())[:300]
+            if said.startswith("Version mismatch"):  # Ray and Python; of the rest the workers tell each other
+                raise UsageError(f"Ray cluster at '{address}': {said}; install the cluster's versions here") from None
+            raise UsageError(f"no Ray cluster at '{address}': {said}") from None
         return _owned(context)
     cpus = max(os.cpu_count() or 1, math.ceil(config.max_workers * config.cpus_per_worker))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

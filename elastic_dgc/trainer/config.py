@@ -51,7 +51,12 @@ class RunConfig(Config):
     transport: Literal["auto", "all-to-all", "tree", "collectives"] = Field(
         "auto", description="how messages travel: by workers, bytes and measured speed, or always one way"
     )
-    digest_every: int = Field(200, ge=1, description="attempts between digests of shared state")
+    digest_every: int = Field(200, ge=1, description="attempts between checks that all workers hold equal state")
+    heal: Literal["never", "majority"] = Field(
+        "never",
+        description="what such a check does about a worker that differs: end the run, or overwrite its state "
+        "with what more than half of the workers hold",
+    )
     max_skips: int = Field(
         3, ge=1, description="skipped attempts in a row that stop the run; those that halve the loss scale do not count"
     )

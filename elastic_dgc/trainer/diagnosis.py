@@ -40,11 +40,15 @@ def skipped(
     return f"{who}; samples of virtual worker {bad[0]}: rows {', '.join(map(str, rows[:ROWS_SHOWN]))}{more}"
 
 
-def mend(lr: float, samples_named: bool, has_checkpoint: bool) -> str:
-    """What can be done about a run that diverged at this learning rate, and what is left of it."""
+def mend(lr: float, loss_scale: float, samples_named: bool, verified: str | None) -> str:
+    """What can be done about a run that diverged at this learning rate and loss scale, and what is left of it.
+    `verified`: the last verified checkpoint, as in 'attempt 60 in /runs/...'."""
     look = "look at these samples, or try" if samples_named else "try"
-    state = "the last checkpoint of the run is untouched" if has_checkpoint else "the run has no checkpoint yet"
-    return f"{look} a learning rate below {lr:g}; {state}"
+    scale = f" or a loss scale below {loss_scale:g}" if loss_scale > 1 else ""
+    left = "the run has no checkpoint yet"
+    if verified is not None:
+        left = f"the last verified checkpoint, of {verified}, is untouched"
+    return f"{look} a learning rate below {lr:g}{scale}; {left}"
 
 
 def failed(text: str) -> str:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from elastic_dgc.data.audit import assemble, header
+from elastic_dgc.errors import Diverged
 from elastic_dgc.keeping.storage import Storage
 from elastic_dgc.membership.runs import record_result
 from elastic_dgc.membership.view import history
@@ -54,6 +55,9 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
                 "steps": counters.applied,
                 "attempts": counters.attempt,
                 "skipped_steps": counters.skipped,
+                "healed": counters.healed,
+                "loss_scale": counters.loss_scale,
+                "precision": replica.settings.precision,
                 "epochs": config.epochs,
                 "samples": counters.samples,
                 "upload_bytes": counters.upload_bytes,
@@ -79,6 +83,12 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
         if config.audit:
             report["audit_lines"] = _audit(training, storage)
         if state == "finished":
+            bad = replica.first_bad(weights)  # parameters passed a checkpoint's check, but a mean of buffers may be bad
+            if bad is not None:
+                raise Diverged(
+                    f"model file not written: it would hold {bad}; the last verified checkpoint, of "
+                    f"{training.checkpoints.agreement.verified}, is untouched"
+                )
             storage.write(MODEL_FILE, save_model(weights))
             report["model"] = storage.url(MODEL_FILE)
             record_result(storage, {**report, "state": "finished"})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from elastic_dgc import faults
-from elastic_dgc.errors import Disagreement, PeerLost, error_named
-from elastic_dgc.exchange.ask import Ask, Kind, Payload, Steps, drive
+from elastic_dgc.errors import PeerLost, error_named
+from elastic_dgc.exchange.ask import Ask, Key, Kind, Payload, Steps, drive, parcels
 from elastic_dgc.exchange.collectives import CollectiveTransport, open_gloo, open_store
 from elastic_dgc.exchange.gather import gather_virtual, gather_workers
 from elastic_dgc.exchange.members import Members
@@ -20,7 +20,6 @@ from elastic_dgc.exchange.routes import Route, Topology
 from elastic_dgc.exchange.tcp import TcpTransport
 from elastic_dgc.exchange.transport import Transport
 from elastic_dgc.log import logger
-from elastic_dgc.precision.digest import differences
 
 T = TypeVar("T")
 
@@ -98,15 +97,26 @@ class Group:
 
     def gather(self, own: Any, phase: str) -> list[Any]:
         """One JSON value per worker reaches everyone; by rank."""
-        payload = json.dumps(own).encode()
+        return self.run(self.gathering(own, phase))
+
+    def gathering(self, own: Any, phase: str) -> Steps[list[Any]]:
+        """`gather` as steps of a protocol."""
         self._asked += 1
-        got = self.run(
-            gather_workers(
-                self.members, Kind.CONTROL, self.attempt, payload, phase=phase, deadline_s=self.deadline_s,
-                part=self._asked,
-            )
+        got = yield from gather_workers(
+            self.members, Kind.CONTROL, self.attempt, json.dumps(own).encode(), phase=phase,
+            deadline_s=self.deadline_s, part=self._asked,
         )  # fmt: skip
         return [json.loads(bytes(one)) for one in got]
+
+    def handing(self, payload: Payload | None, source: int, to: Sequence[int], phase: str) -> Steps[Payload | None]:
+        """One payload goes from a worker to some others, as steps of a protocol; it is None elsewhere. Returns it
+        where it was sent to, None on all others."""
+        self._asked += 1
+        key = Key(Kind.DIGEST, self.attempt, -1 - source, self._asked)
+        rank = self.members.rank
+        send = () if payload is None else parcels(to, key, payload)
+        got = yield Ask(send, {key: source} if rank in to else {}, phase, self.deadline_s)
+        return got[key] if rank in to else None
 
     def gather_virtual(self, kind: Kind, own: Mapping[int, Payload], phase: str) -> list[Payload]:
         """One payload per virtual worker reaches everyone; in virtual-worker order."""
@@ -130,16 +140,6 @@ class Group:
             if failure is not None:
                 raise error_named(failure[0])(f"{failure[1]} (on worker {rank}, in {what})")
         return value  # type: ignore[return-value]
-
-    def agree(self, digests: dict[str, str], what: str) -> None:
-        """Raises `Disagreement`, on everyone, where the workers' digests are not all equal; names tensor and worker."""
-        found = differences(self.gather(digests, what))
-        if found:
-            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            raise Disagreement(
-                f"workers hold different state ({what}, attempt {self.attempt}): {'; '.join(found[:3])}{more}. "
-                f"At start this means weights that do not come from the seed: draw them from torch, numpy or random"
-            )
 
     def _sent(self, ask: Ask) -> None:
         if ask.sent_point is not None:

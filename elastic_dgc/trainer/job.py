@@ -21,8 +21,9 @@ from elastic_dgc.trainer.config import RunConfig
 
 UNFIXED = {
     "name", "storage", "workers", "epochs", "require_compression", "cpus_per_worker", "gpus_per_worker",
-    "loader_threads", "evaluate_every", "checkpoint_every_s", "keep", "digest_every", "max_skips", "max_restarts",
-    "peer_silence_s", "step_deadline_s", "transport", "resource_wait_s", "resize_every_s", "audit", "report",
+    "loader_threads", "evaluate_every", "checkpoint_every_s", "keep", "digest_every", "heal", "max_skips",
+    "max_restarts", "peer_silence_s", "step_deadline_s", "transport", "resource_wait_s", "resize_every_s", "audit",
+    "report",
 }  # fmt: skip
 """Fields of `RunConfig` that do not decide the result."""
 

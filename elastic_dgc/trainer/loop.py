@@ -20,6 +20,7 @@ from elastic_dgc.step.row import Request
 from elastic_dgc.trainer.corrupt import CorruptSamples
 from elastic_dgc.trainer.diagnosis import failed, mend, skipped
 from elastic_dgc.trainer.evaluation import evaluate
+from elastic_dgc.trainer.examination import examine, heal
 from elastic_dgc.trainer.feed import Feed, to_device
 from elastic_dgc.trainer.figures import Figures
 from elastic_dgc.trainer.group import Group
@@ -28,6 +29,7 @@ from elastic_dgc.trainer.pays import Pays
 from elastic_dgc.trainer.saving import Checkpoints
 
 AUDIT_FOLDER = "audit"
+MOST_HEALED = 8  # what breaks more often than this in a run is not to be trained on
 
 
 @dataclass
@@ -55,11 +57,11 @@ class Training:
     def __init__(
         self, job: Job, group: Group, replica: Replica, order: Order, feed: Feed, test: Source | None,
         checkpoints: Checkpoints, storage: Storage, totals: Totals, signals: Signals, figures: Figures | None,
-        corrupt: CorruptSamples | None = None, resumed: bool = False,
+        corrupt: CorruptSamples | None = None,
     ) -> None:  # fmt: skip
         self.job, self.group, self.replica, self.order, self.feed, self.test = job, group, replica, order, feed, test
         self.checkpoints, self.storage, self.totals, self.signals = checkpoints, storage, totals, signals
-        self.figures, self._has_checkpoint = figures, resumed
+        self.figures = figures
         self.corrupt = corrupt or CorruptSamples(group, {"train": None, "test": test}, {})
         self.log = logger(worker=group.members.rank)
         self.end = order.steps_per_epoch * job.config.epochs
@@ -79,10 +81,10 @@ class Training:
             asked = outcome.decision.requests
             if Request.FENCED in asked:
                 raise Fenced("this group is the past: another start of the run claimed a newer view")
+            if counters.attempt % self.job.config.digest_every == 0:
+                self.checkpoints.agreement.check("periodic check")
             if counters.attempt % self.order.steps_per_epoch == 0:
                 self._evaluate_if_due()
-            elif counters.attempt % self.job.config.digest_every == 0:
-                self.group.agree(self.replica.shared_digests(), "periodic check")
             stopping = Request.STOP in asked and counters.attempt < self.end
             if Request.CHECKPOINT in asked and not stopping:
                 self.save()
@@ -100,8 +102,6 @@ class Training:
                     requests=self._requests(), fault=self.group.fault,
                 )
             )  # fmt: skip
-        except Diverged as error:
-            raise Diverged(self._diverged(number, error)) from None
         except TaskFailed as error:
             raise TaskFailed(failed(str(error))) from error.__cause__
         self.group.transport.forget(number)  # its vote returned, so everyone decided the attempt before it (R9)
@@ -121,7 +121,25 @@ class Training:
         if said is not None:
             between_nodes = self.group.members.link is not None and self.group.members.link.network is not None
             self.log.log(logging.WARNING if between_nodes and not said[0] else logging.INFO, "%s", said[1])
+        if counters.hopeless_in_a_row:
+            self._examine(outcome)
         return outcome
+
+    def _examine(self, outcome: Outcome) -> None:
+        """A skip that no loss scale explains: mend the state, if it is that. Raises `Diverged`, on everyone, if it is
+        not and it is enough."""
+        counters = self.replica.counters
+        equal_again = self.checkpoints.agreement.check("after skipped attempts")
+        found = examine(self.group, self.replica)
+        done = heal(self.group, self.replica, found) if counters.healed < MOST_HEALED and not found.fatal else []
+        if found.fatal or (outcome.hopeless and not done and not equal_again):
+            raise Diverged(self._diverged(outcome, found.fatal))
+        if not done and not equal_again:
+            return
+        counters.healed += len(done)
+        counters.skips_in_a_row = counters.hopeless_in_a_row = 0
+        if done and self.group.leads:
+            self.log.warning("healed, which makes it finite again, not undisturbed: %s", "; ".join(done))
 
     def _requests(self) -> Request:
         asked = Request.NONE
@@ -139,12 +157,14 @@ class Training:
         k_total = self.group.members.virtual_workers
         return skipped(reasons, bad, k_total, lambda k: [int(row) for row in self.order.rows(number, k)])
 
-    def _diverged(self, number: int, error: Diverged) -> str:
+    def _diverged(self, outcome: Outcome, fatal: str | None) -> str:
         """The diagnosis of a run that ends because too many attempts in a row were skipped."""
-        head, _, rest = str(error).partition(": ")  # '3 attempts in a row were skipped, the last is ...: reasons'
-        why = self._why(number, rest.split("; virtual worker", 1)[:1], error.virtual_workers)
-        lr = self.replica.settings.lr(self.replica.counters.applied)
-        return f"{head}: {why}; {mend(lr, bool(error.virtual_workers), self._has_checkpoint)}"
+        counters, bad = self.replica.counters, outcome.decision.bad
+        at = f" at loss scale {counters.loss_scale:g}" if counters.loss_scale != 1 else ""
+        why = f"{fatal}, parameters or optimizer state" if fatal else self._why(outcome.attempt, outcome.reasons, bad)
+        mended = mend(outcome.lr, counters.loss_scale, bool(bad) and not fatal, self.checkpoints.agreement.verified)
+        skips = f"{counters.skips_in_a_row} attempts in a row were skipped{at}"
+        return f"{skips}, the last is attempt {outcome.attempt}: {why}; {mended}"
 
     def _show(self, outcome: Outcome) -> None:
         counters, config = self.replica.counters, self.job.config
@@ -194,7 +214,6 @@ class Training:
         self.group.together("saving the audit", self._flush_audit)
         wire_bytes, corrupt = self.wire_bytes(), self.corrupt.everyone()
         self.checkpoints.save(lambda: {"wire_bytes": wire_bytes, "seconds": self.seconds(), "corrupt": corrupt})
-        self._has_checkpoint = True
         if self.figures is not None:
             self.figures.keep()
         self._saved, self._saved_at = counters.attempt, time.monotonic()

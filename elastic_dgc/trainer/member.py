@@ -17,6 +17,7 @@ from elastic_dgc.errors import Disagreement, PeerLost, StorageError, UsageError
 from elastic_dgc.exchange.listener import Listener
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.exchange.tcp import TcpTransport
+from elastic_dgc.keeping.serialize import check_types
 from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.keeping.storage_base import Storage
 from elastic_dgc.log import logger
@@ -32,12 +33,14 @@ from elastic_dgc.trainer.feed import Feed
 from elastic_dgc.trainer.figures import Figures
 from elastic_dgc.trainer.finishing import finish
 from elastic_dgc.trainer.group import Group
+from elastic_dgc.trainer.healing import Agreement
 from elastic_dgc.trainer.heap import keep_heap
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.loop import AUDIT_FOLDER, Signals, Totals, Training
 from elastic_dgc.trainer.losses import Loss
 from elastic_dgc.trainer.mesh import Mesh
 from elastic_dgc.trainer.saving import Checkpoints, prove_shared
+from elastic_dgc.trainer.versions import agree_on_versions, versions
 from elastic_dgc.trainer.words import count
 
 
@@ -113,6 +116,7 @@ def train_member(
 
 def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) -> dict[str, Any] | None:
     config, storage = job.config, open_storage(job.run_url)
+    agree_on_versions(group, versions())
     prove_shared(storage, group, f"{job.run} {group.view} {os.getpid()}")
     if group.leads:
         opened.heartbeat = Heartbeat(storage, group.view, on_fenced=lambda reason: None).start()
@@ -121,11 +125,12 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
     gloo = config.transport in ("auto", "collectives") and ever_whole(replica.settings, replica.layout)
     own = mesh.addresses[group.members.rank][0]
     group.learn_link(mesh.hosts, config.transport, (own, config.peer_silence_s) if gloo else None, replica.layout.numel)
-    checkpoints = Checkpoints(storage, group, replica, job.run, config.keep)
+    agreement = Agreement(group, replica, config.heal == "majority", mesh.hosts)
+    checkpoints = Checkpoints(storage, group, replica, job.run, config.keep, agreement)
     loaded = checkpoints.load_newest()
     first = group.attempt = replica.counters.attempt
     replica.counters.views.append([group.view, first])
-    group.agree(replica.shared_digests(), "at start")
+    agreement.at_start()
     group.together("setting up", lambda: _check(job, group, replica, storage))
     if group.leads:
         _say_start(group, replica, loaded is not None, mesh.hosts)
@@ -152,7 +157,6 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
     corrupt = CorruptSamples(group, {"train": source, "test": test}, meta.get("corrupt", {}))
     training = Training(
         job, group, replica, order, feed, test, checkpoints, storage, totals, signals, opened.figures, corrupt,
-        resumed=loaded is not None,
     )  # fmt: skip
     state = training.run()
     opened.state = FINISHED if state == "finished" else STOPPED
@@ -188,6 +192,7 @@ def _build(job: Job, group: Group) -> tuple[Source, Source | None, Replica, Orde
 
 def _check(job: Job, group: Group, replica: Replica, storage: Storage) -> None:
     require(replica.settings, replica.layout)
+    check_types(replica.model_buffers())
     slow = check_precision(replica.settings.precision, replica.device)
     if slow and group.leads:
         logger(worker=0).warning("precision %s: %s", replica.settings.precision, slow)

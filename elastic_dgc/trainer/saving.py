@@ -12,9 +12,9 @@ from elastic_dgc.keeping.checkpoint import Manifest, Part
 from elastic_dgc.keeping.serialize import pack, unpack
 from elastic_dgc.keeping.storage import Storage
 from elastic_dgc.log import logger
-from elastic_dgc.precision.finite import first_non_finite
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.trainer.group import Group
+from elastic_dgc.trainer.healing import Agreement
 
 SHARED = "shared.safetensors"
 PROBE = "probe"
@@ -25,10 +25,13 @@ def owned_name(virtual_worker: int) -> str:
 
 
 class Checkpoints:
-    """The run's durable checkpoints, as one worker of a group sees them."""
+    """The run's durable checkpoints, as one worker of a group sees them. `agreement` is the check before each."""
 
-    def __init__(self, storage: Storage, group: Group, replica: Replica, run: str, keep: int) -> None:
+    def __init__(
+        self, storage: Storage, group: Group, replica: Replica, run: str, keep: int, agreement: Agreement | None = None
+    ) -> None:
         self._storage, self._group, self._replica, self._run, self._keep = storage, group, replica, run, keep
+        self.agreement = agreement or Agreement(group, replica)
 
     def save(self, meta: Callable[[], dict[str, Any]]) -> str:
         """Write one at this boundary, on all workers together. Returns where it lies.
@@ -37,21 +40,21 @@ class Checkpoints:
         `Disagreement`, `StorageError`; the checkpoints there before are untouched. `meta()` is called on worker 0.
         """
         group, attempt = self._group, self._replica.counters.attempt
-        group.agree(self._replica.shared_digests(), "before a checkpoint")
+        self.agreement.check("before a checkpoint")
         parts = group.together("checkpoint", self._write)
         told = group.gather([asdict(part) for part in parts], "checkpoint")
         everyone = [Part(**one) for worker in told for one in worker]
         group.fault("checkpoint")
 
-        def commit() -> str:
-            if not group.leads:
-                return ""
-            group.fault("manifest")
-            done = checkpoint.commit(self._storage, group.view, attempt, everyone, meta(), run=self._run)
-            checkpoint.rotate(self._storage, self._keep, done, group.view)
-            return self._storage.url(done.directory)
+        def commit() -> None:
+            if group.leads:
+                group.fault("manifest")
+                done = checkpoint.commit(self._storage, group.view, attempt, everyone, meta(), run=self._run)
+                checkpoint.rotate(self._storage, self._keep, done, group.view)
 
-        return group.together("checkpoint", commit)
+        group.together("checkpoint", commit)
+        self.agreement.verified = self._told(group.view, attempt)
+        return self._storage.url(checkpoint.directory(group.view, attempt))
 
     def _write(self) -> list[Part]:
         group, replica = self._group, self._replica
@@ -59,7 +62,7 @@ class Checkpoints:
         if group.leads:
             files[SHARED] = replica.export_shared()
         for name, (tensors, _) in files.items():
-            bad = first_non_finite(tensors)
+            bad = replica.first_bad(tensors, "buffer/")
             if bad is not None:
                 raise Diverged(f"checkpoint not written: {name.split('.')[0]} holds {bad}")
         attempt = replica.counters.attempt
@@ -90,10 +93,14 @@ class Checkpoints:
             chosen = next((one for one in found[0] if (one.view, one.attempt) == (view, attempt)), None)
             told = [text for text in group.gather(self._load(chosen), "reading checkpoints") if text is not None]
             if not told:
+                self.agreement.verified = self._told(view, attempt)
                 return chosen
             if group.leads:
                 logger(worker=0).warning("checkpoint of attempt %d passed over: %s", attempt, told[0])
             number, tried = number + 1, tried + 1
+
+    def _told(self, view: int, attempt: int) -> str:
+        return f"attempt {attempt} in {self._storage.url(checkpoint.directory(view, attempt))}"
 
     def _load(self, chosen: Manifest | None) -> str | None:
         """Load everything that belongs here; returns what is wrong, and then nothing here is to be used."""

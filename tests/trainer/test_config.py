@@ -25,6 +25,7 @@ OTHER: dict[str, Any] = {
     "require_compression": True, "device": "cuda", "residual_device": "cpu", "threads": 2, "cpus_per_worker": 2.0,
     "gpus_per_worker": 0.5, "shuffle_window": 5, "loader_threads": 2, "evaluate_every": 2, "evaluation_batch": 8,
     "checkpoint_every_s": 1.0, "keep": 3, "transport": "tree", "digest_every": 7, "max_skips": 4, "max_restarts": 6,
+    "heal": "majority",
     "peer_silence_s": 1.0, "step_deadline_s": 1.0, "resource_wait_s": 1.0, "resize_every_s": 9.0, "audit": "/audit",
     "report": "/report", "precision": "bf16", "loss_scale": 2.0,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import groups
 import pytest
 from groups import run_group, run_to_end, tiny_job
-from mischief import Exploding, WithABadPoint, work_on_a_full_disk
+from mischief import Exploding, WithABadPoint, work_on_a_full_disk, work_with_a_memory_that_forgets
 
 from elastic_dgc.data.audit import verify
 from elastic_dgc.keeping import checkpoint
@@ -62,7 +62,18 @@ def test_a_run_that_diverges_stops_with_its_diagnosis_and_its_last_checkpoint(tm
         assert end[:2] == ("raised", "Diverged"), ends
         assert "3 attempts in a row were skipped" in end[2]
         assert "samples of virtual worker 0: rows " in end[2]
-        assert "the last checkpoint of the run is untouched" in end[2]
-    found, problems = checkpoint.manifests(open_storage(job.run_url))
-    assert found
+    storage = open_storage(job.run_url)
+    found, problems = checkpoint.manifests(storage)
+    place = f"attempt {found[0].attempt} in {storage.url(found[0].directory)}"
+    assert all(f"the last verified checkpoint, of {place}, is untouched" in end[2] for end in ends)
     assert not problems
+
+
+def test_owned_state_that_memory_forgot_is_mended_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one skip each, the same on everyone, at any number of workers."""
+    monkeypatch.setattr(groups, "_work", work_with_a_memory_that_forgets)
+    outcomes = [run_to_end(tiny_job(str(tmp_path / str(workers))), [workers])[0] for workers in (1, 3)]
+    for name in ("digest", "residual_digest", "evaluations"):
+        assert outcomes[0][name] == outcomes[1][name]
+    for one in outcomes:
+        assert (one["attempts"], one["skipped_steps"], one["healed"]) == (12, 2, 2)

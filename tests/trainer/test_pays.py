@@ -16,7 +16,7 @@ NUMEL = 25_000_000
 
 def outcome(plan: Plan = PLAN, committed: bool = True, compress: float = 0.1) -> Outcome:
     nothing: Any = None
-    return Outcome(0, nothing, committed, (), 0.1, 1.0, plan, 0, {"compress": compress, "exchange": 0.05})
+    return Outcome(0, nothing, committed, (), 0.1, 1.0, plan, seconds={"compress": compress, "exchange": 0.05})
 
 
 def said(speed: Speed | None, plans: list[Plan] | None = None) -> list[tuple[bool, str]]:

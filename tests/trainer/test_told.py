@@ -95,10 +95,13 @@ def test_a_skipped_attempt_is_one_short_line_with_samples_of_the_first(bad: list
     assert line.endswith("1000006, 1000007 and 24 more")
     assert ("all 64 virtual workers" in line) == (len(bad) == 64)
     assert ("2 of 64 virtual workers" in line) == (len(bad) == 2)
-    assert mend(0.5, True, True) == (
-        "look at these samples, or try a learning rate below 0.5; the last checkpoint of the run is untouched"
+    assert mend(0.5, 1.0, True, "attempt 7 in /runs") == (
+        "look at these samples, or try a learning rate below 0.5; "
+        "the last verified checkpoint, of attempt 7 in /runs, is untouched"
     )
-    assert mend(0.5, False, False) == "try a learning rate below 0.5; the run has no checkpoint yet"
+    assert mend(0.5, 1024.0, False, None) == (
+        "try a learning rate below 0.5 or a loss scale below 1024; the run has no checkpoint yet"
+    )
     assert skipped(["the update makes w not finite"], [], 4, rows_of) == "the update makes w not finite"
 
 
@@ -188,7 +191,7 @@ def test_what_ray_prints_of_a_dead_worker_stays_off_the_progress_unless_it_is_as
 REPORT: dict[str, Any] = {
     "test_accuracy": 0.5, "steps": 9, "skipped_steps": 0, "restarts": 1, "corrupt_samples": 0, "upload_bytes": 1000,
     "dense_bytes": 31700, "upload_ratio": 31.7, "wire_bytes": 2000, "residual_norm": 1.0, "digest": "d", "epochs": 3,
-    "checkpoints": "/c", "model": "/m", "tensorboard": "/t",
+    "healed": 0, "checkpoints": "/c", "model": "/m", "tensorboard": "/t",
 }  # fmt: skip
 
 
