@@ -32,6 +32,8 @@ def summary(result: Result, command: Sequence[str]) -> list[str]:
         ("TensorBoard", f"tensorboard --logdir {shlex.quote(report['tensorboard'])}"),
         ("go on", resume_command(report["epochs"], result.name, command)),
     ]
+    if report["precision"] == "fp16":
+        lines.insert(3, ("loss scale", f"{report['loss_scale']:g} at the end, in fp16"))
     if report["healed"]:
         lines.insert(
             3, ("healed", f"{count(report['healed'], 'part')} of the state: finite or equal again, not undisturbed")
@@ -66,7 +68,8 @@ def _sent(report: dict[str, Any]) -> str:
     if ratio < LESS:
         return f"{sent}, whole gradients"
     dense = _bytes(report["dense_bytes"])
-    return f"{sent} against {dense} dense ({ratio:.1f} times less over the whole run, warm-up included)"
+    over = "over the whole run, warm-up included" if report["exchange"] == "dgc" else "over the whole run"
+    return f"{sent} against {dense} dense ({ratio:.1f} times less {over})"
 
 
 def _wire(report: dict[str, Any]) -> str:

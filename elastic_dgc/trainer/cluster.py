@@ -68,7 +68,10 @@ def connect(config: RunConfig, address: str | None, dashboard: bool, verbose: bo
             said = " ".join(str(error).split())[:300]
             if said.startswith("Version mismatch"):  # Ray and Python; of the rest the workers tell each other
                 raise UsageError(f"Ray cluster at '{address}': {said}; install the cluster's versions here") from None
-            raise UsageError(f"no Ray cluster at '{address}': {said}") from None
+            raise UsageError(
+                f"cannot use a Ray cluster at '{address}': {said}; if something listens there, see whether it is Ray's "
+                f"head, and whether it asks for a token (then set RAY_AUTH_MODE=token here, too)"
+            ) from None
         return _owned(context)
     cpus = max(os.cpu_count() or 1, math.ceil(config.max_workers * config.cpus_per_worker))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -40,15 +40,22 @@ def skipped(
     return f"{who}; samples of virtual worker {bad[0]}: rows {', '.join(map(str, rows[:ROWS_SHOWN]))}{more}"
 
 
+def scale_moved(before: float, after: float, bad: Sequence[int]) -> str:
+    """What is said of an attempt that only moved the loss scale: no fault of its samples."""
+    who = ", ".join(map(str, bad[:ROWS_SHOWN])) + (" ..." if len(bad) > ROWS_SHOWN else "")
+    return f"gradients of virtual worker {who} overflow at loss scale {before:g}, which is {after:g} from now on"
+
+
 def mend(lr: float, loss_scale: float, samples_named: bool, verified: str | None) -> str:
-    """What can be done about a run that diverged at this learning rate and loss scale, and what is left of it.
+    """What can be done about a run with this learning rate (as the user gave it) that diverged at this loss scale, and
+    what is left of it.
     `verified`: the last verified checkpoint, as in 'attempt 60 in /runs/...'."""
     look = "look at these samples, or try" if samples_named else "try"
     scale = f" or a loss scale below {loss_scale:g}" if loss_scale > 1 else ""
     left = "the run has no checkpoint yet"
     if verified is not None:
         left = f"the last verified checkpoint, of {verified}, is untouched"
-    return f"{look} a learning rate below {lr:g}{scale}; {left}"
+    return f"{look} a lower learning rate, such as {lr / 10:g} instead of {lr:g}{scale}; {left}"
 
 
 def failed(text: str) -> str:

@@ -58,6 +58,7 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
                 "healed": counters.healed,
                 "loss_scale": counters.loss_scale,
                 "precision": replica.settings.precision,
+                "exchange": config.exchange,
                 "epochs": config.epochs,
                 "samples": counters.samples,
                 "upload_bytes": counters.upload_bytes,

@@ -18,7 +18,7 @@ from elastic_dgc.step.attempt import Outcome, attempt
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.step.row import Request
 from elastic_dgc.trainer.corrupt import CorruptSamples
-from elastic_dgc.trainer.diagnosis import failed, mend, skipped
+from elastic_dgc.trainer.diagnosis import failed, mend, scale_moved, skipped
 from elastic_dgc.trainer.evaluation import evaluate
 from elastic_dgc.trainer.examination import examine, heal
 from elastic_dgc.trainer.feed import Feed, to_device
@@ -107,7 +107,7 @@ class Training:
         self.group.transport.forget(number)  # its vote returned, so everyone decided the attempt before it (R9)
         self.group.attempt = counters.attempt
         if not outcome.committed and self.group.leads:
-            self.log.warning("attempt %d skipped: %s", number, self._why(number, outcome.reasons, outcome.decision.bad))
+            self._say_skipped(outcome)
         for rows in self.feed.left_out.values():
             self.corrupt.note("train", rows)
         if self._audit is not None:
@@ -124,6 +124,15 @@ class Training:
         if counters.hopeless_in_a_row:
             self._examine(outcome)
         return outcome
+
+    def _say_skipped(self, outcome: Outcome) -> None:
+        scale, bad = self.replica.counters.loss_scale, outcome.decision.bad
+        if scale != outcome.loss_scale:
+            told = scale_moved(outcome.loss_scale, scale, bad)
+            self.log.info("attempt %d skipped: %s", outcome.attempt, told)
+        else:
+            told = self._why(outcome.attempt, outcome.reasons, bad)
+            self.log.warning("attempt %d skipped: %s", outcome.attempt, told)
 
     def _examine(self, outcome: Outcome) -> None:
         """A skip that no loss scale explains: mend the state, if it is that. Raises `Diverged`, on everyone, if it is
@@ -162,7 +171,8 @@ class Training:
         counters, bad = self.replica.counters, outcome.decision.bad
         at = f" at loss scale {counters.loss_scale:g}" if counters.loss_scale != 1 else ""
         why = f"{fatal}, parameters or optimizer state" if fatal else self._why(outcome.attempt, outcome.reasons, bad)
-        mended = mend(outcome.lr, counters.loss_scale, bool(bad) and not fatal, self.checkpoints.agreement.verified)
+        lr, verified = self.replica.settings.optimizer.lr, self.checkpoints.agreement.verified
+        mended = mend(lr, counters.loss_scale, bool(bad) and not fatal, verified)
         skips = f"{counters.skips_in_a_row} attempts in a row were skipped{at}"
         return f"{skips}, the last is attempt {outcome.attempt}: {why}; {mended}"
 

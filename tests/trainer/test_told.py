@@ -18,7 +18,7 @@ from elastic_dgc.step.compute import describe
 from elastic_dgc.step.state import Counters
 from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer.config import RunConfig
-from elastic_dgc.trainer.diagnosis import failed, mend, skipped
+from elastic_dgc.trainer.diagnosis import failed, mend, scale_moved, skipped
 from elastic_dgc.trainer.elastic import Result
 from elastic_dgc.trainer.loop import Signals, Training
 from elastic_dgc.trainer.losses import Loss, Losses
@@ -96,11 +96,12 @@ def test_a_skipped_attempt_is_one_short_line_with_samples_of_the_first(bad: list
     assert ("all 64 virtual workers" in line) == (len(bad) == 64)
     assert ("2 of 64 virtual workers" in line) == (len(bad) == 2)
     assert mend(0.5, 1.0, True, "attempt 7 in /runs") == (
-        "look at these samples, or try a learning rate below 0.5; "
+        "look at these samples, or try a lower learning rate, such as 0.05 instead of 0.5; "
         "the last verified checkpoint, of attempt 7 in /runs, is untouched"
     )
-    assert mend(0.5, 1024.0, False, None) == (
-        "try a learning rate below 0.5 or a loss scale below 1024; the run has no checkpoint yet"
+    assert mend(0.5, 1024.0, False, None).endswith(" or a loss scale below 1024; the run has no checkpoint yet")
+    assert scale_moved(1024, 512, range(20)).startswith(
+        "gradients of virtual worker 0, 1, 2, 3, 4, 5, 6, 7 ... overflow"
     )
     assert skipped(["the update makes w not finite"], [], 4, rows_of) == "the update makes w not finite"
 
@@ -191,7 +192,8 @@ def test_what_ray_prints_of_a_dead_worker_stays_off_the_progress_unless_it_is_as
 REPORT: dict[str, Any] = {
     "test_accuracy": 0.5, "steps": 9, "skipped_steps": 0, "restarts": 1, "corrupt_samples": 0, "upload_bytes": 1000,
     "dense_bytes": 31700, "upload_ratio": 31.7, "wire_bytes": 2000, "residual_norm": 1.0, "digest": "d", "epochs": 3,
-    "healed": 0, "checkpoints": "/c", "model": "/m", "tensorboard": "/t",
+    "healed": 0, "exchange": "dgc", "precision": "fp32", "loss_scale": 1.0, "checkpoints": "/c",
+    "model": "/m", "tensorboard": "/t",
 }  # fmt: skip
 
 
@@ -210,6 +212,10 @@ def test_the_closing_lines_say_what_is_so() -> None:
     assert dense["on the wire"] == "nothing, one worker"
     assert dense["corrupt"] == "3 samples left out"
     assert (dense["audit"], dense["report"]) == ("/a.jsonl", "/r.json")
+    half = lines(precision="fp16", loss_scale=512.0, healed=2, exchange="dense-bf16", upload_ratio=2.0)
+    assert half["loss scale"] == "512 at the end, in fp16"
+    assert half["healed"].startswith("2 parts of the state")
+    assert half["bytes sent"].endswith("(2.0 times less over the whole run)")
 
 
 def test_numbers_have_their_plural() -> None:
