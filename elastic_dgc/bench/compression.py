@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, field_validator
 
 from elastic_dgc.bench import memory, networks, passes, sizes
-from elastic_dgc.bench.figures import Wanted, table
+from elastic_dgc.bench.figures import FEWEST_ROUNDS, Wanted, counted, or_about_zero, table
 from elastic_dgc.bench.machine import machine, versions
 from elastic_dgc.bench.steady import Steady
 from elastic_dgc.compression.config import CompressionConfig, Values
@@ -20,7 +20,6 @@ from elastic_dgc.trainer.heap import keep_heap
 MOST_PASS_RATIO, MOST_CODEC_SHARE = 1.8, 0.2
 MOST_BITS = {"bf16": 30.0, "fp16": 30.0, "int8": 22.0}
 LEAST_UPLOAD = {"bf16": 480.0, "dgc-max": 800.0}  # of ResNet-50 at density 0.001
-MOST_OWNED, SCRATCH_SHARE = {"trainer": 4.0, "DDP hook": 2.0}, 0.05  # fp32 values a parameter
 HELD = ("owned", "scratch", "weights", "sum", "gradients", "other")
 
 
@@ -60,6 +59,7 @@ def measure(bench: CompressionBench) -> dict[str, Any]:
         "message_bytes": sizes.packed_against_promised(named, steady, bench.warm_steps),
     }
     del steady
+    result["maxima_per_parameter"] = memory.maxima_per_parameter(layout, bench.density)
     make = partial(networks.build, bench.model)
     result["memory"] = {
         "trainer": memory.trainer_values(make, bench.density), "DDP hook": memory.hook_values(make, bench.density),
@@ -70,7 +70,8 @@ def measure(bench: CompressionBench) -> dict[str, Any]:
 
 
 def wanted(result: dict[str, Any]) -> list[Wanted]:
-    """The figures that have a limit. Times and bytes are promised for ResNet-50 at density 0.001; memory always."""
+    """The figures that have a limit. Times and bytes are promised for ResNet-50 at density 0.001; u and v always, and
+    scratch where the network is large enough."""
     found = []
     if result["model"] == "resnet50" and result["density"] == 0.001:
         bits, ratios = result["bits_per_entry"], result["upload_ratio"]["resnet50"]
@@ -81,11 +82,37 @@ def wanted(result: dict[str, Any]) -> list[Wanted]:
             Wanted(f"upload_ratio resnet50 {preset}", ratios[preset], least, at_most=False)
             for preset, least in LEAST_UPLOAD.items()
         ]
-    for who, most in MOST_OWNED.items():
-        held = result["memory"][who]
+    for who, most in memory.MOST_OWNED.items():
+        held, limit = result["memory"][who], _most_scratch(result, who)
         found.append(Wanted(f"fp32 values of u and v per parameter, {who}", held["owned"], most))
-        found.append(Wanted(f"scratch per parameter, {who}", held["scratch"], round(SCRATCH_SHARE * most, 2)))
+        if limit is not None:
+            found.append(Wanted(f"scratch per parameter, {who}", held["scratch"], limit))
     return found
+
+
+def _most_scratch(result: dict[str, Any], who: str) -> float | None:
+    return memory.most_scratch(who, result["parameters"], result["maxima_per_parameter"])
+
+
+def _unlimited(result: dict[str, Any]) -> list[str]:
+    """Whose scratch has no limit here, and why."""
+    return [
+        f"scratch per parameter, {who} {held['scratch']:g}: no limit for so small a network, the fixed block dominates"
+        for who, held in result["memory"].items()
+        if _most_scratch(result, who) is None
+    ]
+
+
+def shares_of(result: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The codec's shares for the table, marked where they are none to go by, and what the mark means."""
+    shares, few = result["codec_share"], result["rounds"] < FEWEST_ROUNDS
+    cells = {kind: f"{one}{' *' if few or one > 1 else ''}" for kind, one in shares.items()}
+    reasons = []
+    if few:
+        reasons.append(f"of {counted(result['rounds'], 'round')}, fewer than {FEWEST_ROUNDS}: may be noise")
+    if max(shares.values()) > 1:
+        reasons.append("over 1: both take longer than 'all', of which decode is no part")
+    return cells, [f"(*: {'; '.join(reasons)})"] if reasons else []
 
 
 def report(result: dict[str, Any]) -> str:
@@ -94,10 +121,11 @@ def report(result: dict[str, Any]) -> str:
     kind = result["values"]
     low, high = result["pass_ratio_range"]
     momenta = result["pass_ratio_by_momentum"]
+    shares, marks = shares_of(result)
     lines = [
         f"{result['model']}, {result['parameters']} parameters, density {result['density']:g}, medians of "
-        f"{result['rounds']} rounds; {on['cpu']}, {on['cores']} cores, load {on['load'][0]} to {on['load'][1]}, "
-        f"torch {on['torch']}, one thread",
+        f"{counted(result['rounds'], 'round')}; {on['cpu']}, {counted(on['cores'], 'core')}, load {on['load'][0]} to "
+        f"{on['load'][1]}, torch {on['torch']}, one thread",
         "",
         table(
             ("pass, ms", "eager", "all", "ratio"),
@@ -109,18 +137,17 @@ def report(result: dict[str, Any]) -> str:
         "",
         table(
             ("part of 'all' (plain), ms", ""),
-            [(name, times[name]) for name in ("accumulate", "select", "clear and mask")]
-            + [(name, times[f"{name} {kind}"]) for name in ("encode", "decode")],
+            [(name, times[name]) for name in ("accumulate", "select")]
+            + [("clear and mask", or_about_zero(times["clear and mask"])), ("encode", times[f"encode {kind}"])],
         ),
-        "(decode is the receivers' part: once for each message that arrives)",
+        "(clear and mask is what is left of 'all' without the others. Decode is none of its parts, but the receivers': "
+        "once for each message that arrives)",
         "",
         table(
-            ("values", "bits per entry", "encode ms", "decode ms", "share of 'all'"),
-            [
-                (one, bits[one], times[f"encode {one}"], times[f"decode {one}"], result["codec_share"][one])
-                for one in bits
-            ],
+            ("values", "bits per entry", "encode ms", "decode ms", "both to 'all'"),
+            [(one, bits[one], times[f"encode {one}"], times[f"decode {one}"], shares[one]) for one in bits],
         ),
+        *marks,
         "",
         table(
             ("upload ratio", *sizes.PRESETS),
@@ -136,5 +163,6 @@ def report(result: dict[str, Any]) -> str:
         "(owned: u, v and their other buffers, for each virtual worker; the others once a worker)",
         "",
         *(Wanted(one["name"], one["value"], one["limit"], one["at_most"]).line() for one in result["wanted"]),
+        *_unlimited(result),
     ]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from torch import nn
 
 from elastic_dgc.bench import link, networks
+from elastic_dgc.bench.figures import counted
 from elastic_dgc.bench.machine import machine, versions
 from elastic_dgc.bench.modes import MODES, NONE, Mode, affordable, rotated
 from elastic_dgc.bench.network import DEADLINE_S, Seat, joined
@@ -35,7 +36,7 @@ class ExchangeBench(Config):
     model: str = Field("resnet50", description="network, ours or torchvision's")
     batch: int = Field(2, ge=1, description="random images per worker and step")
     size: int = Field(64, ge=1, description="height and width of the images")
-    density: float = Field(0.001, gt=0, lt=1, description="of the DGC modes, past the warm-up")
+    density: float = Field(0.001, gt=0, description="of the DGC modes, past the warm-up")
     rounds: int = Field(5, ge=1, description="rounds; ratios are medians of ratios within a round")
     steps: int = Field(4, ge=1, description="steps of a mode in a round")
     modes: tuple[str, ...] = Field(tuple(MODES), description="what is measured")
@@ -48,6 +49,13 @@ class ExchangeBench(Config):
     @classmethod
     def _known(cls, value: str) -> str:
         registry.check_name(value)
+        return value
+
+    @field_validator("density")
+    @classmethod
+    def _sparse(cls, value: float) -> float:
+        if not value < 1:
+            raise ValueError("must be below 1: at 1 whole gradients are exchanged, measure --modes dense instead")
         return value
 
     @field_validator("modes")
@@ -87,8 +95,9 @@ def run_worker(bench: ExchangeBench, seat: Seat, say: Say) -> dict[str, Any]:
             plan[name] = affordable(bench.mode_limit_s, first_s, bench.rounds, bench.steps)
             if plan[name] != (bench.rounds, bench.steps):
                 cut[name] = (
-                    f"{name}: {plan[name][0]} rounds of {plan[name][1]} steps instead of {bench.rounds} of "
-                    f"{bench.steps}, because a step takes {first_s:.1f} s (limit {bench.mode_limit_s:g} s a mode)"
+                    f"{name}: {counted(plan[name][0], 'round')} of {counted(plan[name][1], 'step')} instead of "
+                    f"{bench.rounds} of {bench.steps}, because a step takes {first_s:.1f} s "
+                    f"(limit {bench.mode_limit_s:g} s a mode)"
                 )
                 say(cut[name])
         rounds = []

@@ -7,6 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+FEWEST_ROUNDS = 3  # with fewer, a range says nothing of the noise
+
+
+def counted(number: int, what: str) -> str:
+    """'1 worker', '2 workers'."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def or_about_zero(value: float) -> str:
+    """Two decimals; '~0' for a difference that noise made negative."""
+    return "~0" if value < 0 else f"{value:.2f}"
+
+
+def with_range(middle: float, ends: Sequence[float]) -> str:
+    """'2.01 (1.42-2.27)', from a median and its [least, largest]; the median alone where all look the same."""
+    low, high = (or_about_zero(end) for end in ends)
+    return or_about_zero(middle) if low == high else f"{or_about_zero(middle)} ({low}-{high})"
+
 
 def ms(seconds: float) -> float:
     """Seconds to milliseconds, rounded for a reader."""

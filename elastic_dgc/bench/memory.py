@@ -14,7 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastic_dgc import ddp
 from elastic_dgc.bench.network import interface_of
+from elastic_dgc.compression.accumulate import BLOCK
 from elastic_dgc.compression.config import CompressionConfig
+from elastic_dgc.compression.layout import Layout
+from elastic_dgc.compression.select import GROUPS, group_size, groups_of
+from elastic_dgc.ddp.residual import LEAST_BLOCK
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.exchange.memory import run_together
 from elastic_dgc.step.attempt import attempt
@@ -22,6 +26,27 @@ from elastic_dgc.step.compute import MicroBatch
 from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.step.settings import StepSettings
+
+MOST_OWNED, SCRATCH_SHARE = {"trainer": 4.0, "DDP hook": 2.0}, 0.05  # fp32 values a parameter; a share of these
+LEAST_PARAMETERS = 1_000_000  # in smaller networks the fixed block is more than any share
+FIXED_BLOCK = {"trainer": BLOCK, "DDP hook": LEAST_BLOCK}
+
+
+def maxima_per_parameter(layout: Layout, density: float) -> float:
+    """Group maxima that the selection keeps, by parameter: up to a 64th, and up to an 8th at densities that need small
+    groups (about 0.4 to 3 %: the warm-up's)."""
+    sizes = [(one.numel, group_size(one.numel, one.count(density))) for one in layout.sparse]
+    return round(sum(groups_of(numel, size) for numel, size in sizes if size > 1) / layout.numel, 4)
+
+
+def most_scratch(who: str, parameters: int, maxima: float) -> float | None:
+    """The limit of `scratch` for the 'trainer' or the 'DDP hook', in fp32 values a parameter: 5 % of what it owns, and
+    what `maxima` (see `maxima_per_parameter`) is above that of the large groups. None where the fixed block alone would
+    be about the limit: it does not shrink with the network."""
+    usual, share = round(SCRATCH_SHARE * MOST_OWNED[who], 2), 1 / GROUPS[0]
+    if parameters < LEAST_PARAMETERS or FIXED_BLOCK[who] / parameters + share > usual:
+        return None
+    return round(usual + max(0.0, maxima - share), 3)
 
 
 def settings(density: float, virtual_workers: int = 1, share: int = 1) -> StepSettings:

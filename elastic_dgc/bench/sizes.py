@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -55,7 +55,7 @@ def _ratios(named: list[tuple[str, Tensor]], density: float) -> dict[str, float]
 
 
 def packed_against_promised(
-    named: list[tuple[str, Tensor]], steady: Steady, warm_steps: int
+    named: Sequence[tuple[str, Tensor]], steady: Steady, warm_steps: int
 ) -> dict[str, dict[str, int]]:
     """Bytes of a really packed message by preset, beside those that were promised for it.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from elastic_dgc.errors import Stopped, UsageError
+from elastic_dgc.errors import Stopped, StorageError, UsageError
 
 
 class _Commands(click.Group):
@@ -29,7 +29,28 @@ def bench() -> None:
 
 def _json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     text = "write the figures to this file as JSON; '-': to stdout, and the table to stderr"
-    return click.option("--json", "to", default=None, metavar="FILE", help=text)(command)
+    return click.option("--json", "to", default=None, metavar="FILE", help=text, callback=_writable)(command)
+
+
+def _writable(_: click.Context, __: click.Parameter, to: str | None) -> str | None:
+    """The option as it is. Raises `UsageError` where the file could not be written: said before minutes of measuring,
+    not after. A file that is there keeps its bytes; none is left behind."""
+    if to is None or to == "-":
+        return to
+    file = Path(to)
+    try:
+        there = file.is_symlink() or file.exists()
+        if there and not (file.is_file() or file.is_dir()):
+            return to  # a pipe or a device: whoever reads it would notice
+        with file.open("a"):
+            pass
+        if not there:
+            file.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--json {to}: cannot be written ({error.strerror}); name a file in a folder that is there"
+        ) from None
+    return to
 
 
 def _show(result: dict[str, Any], text: str, to: str | None) -> None:
@@ -37,7 +58,12 @@ def _show(result: dict[str, Any], text: str, to: str | None) -> None:
     if to == "-":
         click.echo(json.dumps(result))
     elif to is not None:
-        Path(to).write_text(json.dumps(result, indent=1) + "\n")
+        try:
+            Path(to).write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise StorageError(
+                f"--json {to}: cannot be written any more ({error.strerror}); the table is above"
+            ) from None
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -107,5 +133,5 @@ def exchange(
         found = on_this_machine(config, 2 if world is None else world, say)
     else:
         found = on_ray(config, where, workers, say, verbose)
-    result = {**summarise(config, found), "workers": found["workers"], "nodes": found["nodes"]}
+    result = {**summarise(config, found), "nodes": found["nodes"]}
     _show(result, report(result), to)

@@ -39,8 +39,8 @@ class Rule:
 class Workspace:
     """Scratch memory of one device, made once and used for every virtual worker: one block, and one maximum per group.
 
-    `maxima(segment, k)` belongs to the accumulation before it; the next one overwrites it. Under 5 % of a parameter
-    vector (a block, and a 64th; an 8th while the warm-up's densities ask for small groups).
+    `maxima(segment)` belongs to the accumulation before it; the next one overwrites it. A block, 2 MB on a CPU, and a
+    64th of a parameter vector, an 8th while the warm-up's densities ask for small groups: 3.6 % for ResNet-50.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from elastic_dgc.compression.layout import Layout
-from elastic_dgc.ddp.checks import check_kind, check_model, check_scaler, trained_parameters
+from elastic_dgc.ddp.checks import check_kind, check_model, check_scaler, in_words, trained_parameters
 from elastic_dgc.ddp.config import DEADLINE_S, DGC
 from elastic_dgc.ddp.exchange import Exchange
 from elastic_dgc.ddp.hook import dgc_hook
 from elastic_dgc.ddp.meeting import together
 from elastic_dgc.ddp.optimizer import TakenOver, check_owner, unwrap
 from elastic_dgc.ddp.plan import explain, plan
+from elastic_dgc.ddp.settings import settings_of
 from elastic_dgc.ddp.state import DGCState
 from elastic_dgc.errors import UsageError
 from elastic_dgc.log import logger
@@ -38,22 +40,27 @@ def attach(
     becomes u; other optimizers are left as they are and get plain error feedback. `scaler`: the GradScaler that scales
     the loss; None looks for one at the first backward pass, False does not. Changes the param groups, registers DDP's
     communication hook and, where the model has buffers, a forward pre-hook. Raises `UsageError`, with nothing changed,
-    where it cannot be right: on all ranks, if on one; and where ranks have not come after `config.deadline_s`.
+    where it cannot be right: on all ranks, if on one; and where ranks have not come after `config.deadline_s`;
+    `Disagreement`, with nothing changed either, where the ranks' settings differ.
     """
     ddp = check_kind(ddp_model)
 
-    def check() -> tuple[dict[str, Tensor], Optimizer, Any]:
+    def check() -> tuple[dict[str, Tensor], Layout, Optimizer, Any]:
         check_model(ddp)
         if not isinstance(config, DGC):
-            raise UsageError(f"config is a {type(config).__name__}; attach needs a DGC, as in DGC(warmup_steps=500)")
+            raise UsageError(f"config is {in_words(config)}; attach needs a DGC: make one, as in DGC(warmup_steps=500)")
         trained, inner = trained_parameters(ddp), unwrap(optimizer)
         check_owner(inner, trained)
-        return trained, inner, check_scaler(scaler)
+        layout = Layout.of(trained.items(), config.min_numel, config.small_density, config.small_floor)
+        return trained, layout, inner, check_scaler(scaler)
 
-    deadline_s = getattr(config, "deadline_s", DEADLINE_S)
-    trained, inner, used = together(ddp.process_group, "attach", deadline_s, check)
+    def settings(checked: tuple[dict[str, Tensor], Layout, Optimizer, Any]) -> str:
+        _, layout, inner, used = checked
+        return settings_of(config, inner, layout, dist.get_world_size(ddp.process_group), used)
+
+    deadline_s = config.deadline_s if isinstance(config, DGC) else DEADLINE_S
+    trained, layout, inner, used = together(ddp.process_group, "attach", deadline_s, check, settings)
     exchange = Exchange(ddp.process_group)
-    layout = Layout.of(trained.items(), config.min_numel, config.small_density, config.small_floor)
     trained = {segment.name: trained[segment.name] for segment in layout.segments}
     taken = TakenOver(inner, trained, exchange.world)
     state = DGCState(ddp, layout, trained, config, exchange, taken, used, search_scaler=scaler is None)

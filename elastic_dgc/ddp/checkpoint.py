@@ -6,34 +6,37 @@ residual `world` times and loses everybody else's, so a state says whose it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from elastic_dgc.ddp.checks import in_words
 from elastic_dgc.errors import UsageError
 
 FORMAT = 1
 StateDict = Mapping[str, Any]
 
 
-def choose(given: StateDict | Sequence[StateDict], rank: int, world: int) -> list[StateDict]:
-    """Those states whose sum this rank takes over, by their rank. Raises `UsageError` where it would be a wrong one."""
-    states = [given] if isinstance(given, Mapping) else list(given)
-    for state in states:
-        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-            found = state.get("format", "none") if isinstance(state, Mapping) else type(state).__name__
-            raise UsageError(
-                f"not a state of DGC for DDP in format {FORMAT} (found: {found}): pass what state_dict() gave"
-            )
+def choose(given: StateDict | Sequence[StateDict], rank: int, world: int) -> tuple[list[StateDict], StateDict]:
+    """Those states whose sum this rank takes over, by their rank; and one that speaks for what all have alike. Every
+    entry is looked at, whoever takes it. Raises `UsageError` where it would be a wrong one, or one is damaged."""
+    if not isinstance(given, Mapping | list | tuple):
+        raise UsageError(f"load_state_dict got {in_words(given)}: pass what state_dict() gave, or a list of those")
+    states: list[StateDict] = [given] if isinstance(given, Mapping) else list(given)
+    for number, state in enumerate(states):
+        problem = _damage(state)
+        if problem:
+            place = "" if isinstance(given, Mapping) else f" (in entry {number} of {len(states)})"
+            raise UsageError(f"not a state of DGC for DDP: {problem}{place}: pass what state_dict() gave")
     if isinstance(given, Mapping):
         if (given["rank"], given["world"]) != (rank, world):
             raise UsageError(
                 f"this state is of rank {given['rank']} of {given['world']}, and here is rank {rank} of {world}: every "
                 f"rank must save its own, and load its own or the list of all"
             )
-        return states
+        return states, given
     if not states:
         raise UsageError("load_state_dict got an empty list: pass the states of all ranks")
     old, ranks = states[0]["world"], sorted(state["rank"] for state in states)
@@ -41,12 +44,62 @@ def choose(given: StateDict | Sequence[StateDict], rank: int, world: int) -> lis
         raise UsageError(f"the list has the states of ranks {ranks} of {old}: it must have each of them once")
     if len({state["applied"] for state in states}) > 1:
         raise UsageError(f"the states are of different steps: {[state['applied'] for state in states]}")
-    return [state for state in sorted(states, key=lambda one: one["rank"]) if state["rank"] % world == rank]
+    states.sort(key=lambda one: one["rank"])
+    return [state for state in states if state["rank"] % world == rank], states[0]
 
 
-def first_of(given: StateDict | Sequence[StateDict]) -> StateDict:
-    """A state that speaks for what all have alike."""
-    return given if isinstance(given, Mapping) else given[0]
+def _damage(state: Any) -> str:
+    """What a state lacks, or has of the wrong type; '' where it is whole."""
+    if not isinstance(state, Mapping):
+        return f"it is {in_words(state)}"
+    if state.get("format", FORMAT) != FORMAT:
+        return f"it is in format {state['format']}, not in format {FORMAT}"
+    for name, (is_right, words) in _CONTENTS.items():
+        if name not in state:
+            return f"'{name}' is missing"
+        if not is_right(state[name]):
+            return f"'{name}' is {in_words(state[name])}, it must be {words}"
+    return ""
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_momentum(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(one, list | tuple)
+        and len(one) == 2
+        and isinstance(one[0], int | float)
+        and isinstance(one[1], bool)
+        for name, one in value.items()
+    )
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(one, Tensor)
+        and one.is_floating_point()
+        and one.layout is torch.strided
+        and not one.is_meta
+        for name, one in value.items()
+    )
+
+
+_COUNT = (_is_count, "a number of at least 0")
+_TENSORS = (_is_tensors, "a dict of parameters' names and tensors of floats")
+# everything that state_dict() gives
+_CONTENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **{name: _COUNT for name in ("format", "rank", "world", "applied", "skipped", "upload_bytes", "dense_bytes")},
+    "fresh": (lambda value: isinstance(value, bool), "True or False"),
+    "config": (lambda value: isinstance(value, Mapping), "a dict of settings"),
+    "optimizer": (lambda value: isinstance(value, str), "a text"),
+    "momentum": (_is_momentum, "a dict of parameters' names and (momentum, nesterov)"),
+    "u": _TENSORS,
+    "v": _TENSORS,
+}
 
 
 def check(

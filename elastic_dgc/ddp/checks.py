@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_dgc.errors import UsageError
 
 
+def in_words(given: Any) -> str:
+    """What was given, for an error: 'None', 'True', '3', 'the class DGC itself', 'an object of class Net'."""
+    if isinstance(given, type):
+        return f"the class {given.__name__} itself"
+    if given is None or isinstance(given, bool | int | float | str):
+        text = repr(given)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"an object of class {type(given).__name__}"
+
+
 def check_kind(ddp: Any) -> DistributedDataParallel:
     """Raises `UsageError` for all that is not a DDP model."""
     if not isinstance(ddp, DistributedDataParallel):
@@ -19,9 +30,7 @@ def check_kind(ddp: Any) -> DistributedDataParallel:
         mend = "attach to the DDP model before torch.compile" if inner is not None else "wrap it in it first"
         if "fsdp" in type(ddp).__module__.lower() or "FSDP" in type(ddp).__name__:
             mend = "FSDP shards gradients and has no place for a residual of all of them"
-        raise UsageError(
-            f"model is a {type(ddp).__name__}; attach needs torch.nn.parallel.DistributedDataParallel: {mend}"
-        )
+        raise UsageError(f"model is {in_words(ddp)}; attach needs torch.nn.parallel.DistributedDataParallel: {mend}")
     return ddp
 
 
@@ -77,6 +86,26 @@ def trained_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     return dict(named)
 
 
+def not_trained(ddp: DistributedDataParallel, trained: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """The frozen parameters, with their names: those that DDP would have to reduce if they were not."""
+    ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
+    return [
+        (name, parameter)
+        for name, parameter in ddp.module.named_parameters()
+        if name not in trained and name not in ignored and parameter.numel()
+    ]
+
+
+def check_frozen(frozen: Sequence[tuple[str, Tensor]]) -> None:
+    """Raises `UsageError` if one of them is trained by now: nobody would exchange its gradient."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise UsageError(
+                f"{name} was unfrozen after attach, and its gradient is not exchanged, so ranks would drift apart: "
+                f"make DDP and optimizer and attach anew, after the last requires_grad_()"
+            )
+
+
 def _whole_memory(tensor: Tensor) -> bool:
     """Whether its elements, in some order of the dimensions, fill a stretch of memory."""
     expected = 1
@@ -93,8 +122,10 @@ def check_scaler(scaler: Any) -> Any:
     """The scaler, or None where there is none or it is disabled. Raises `UsageError` for what is no GradScaler."""
     if scaler is None or scaler is False:
         return None
-    if not all(callable(getattr(scaler, name, None)) for name in ("get_scale", "is_enabled", "unscale_")):
+    asked = ("get_scale", "is_enabled", "unscale_")
+    if isinstance(scaler, type) or not all(callable(getattr(scaler, name, None)) for name in asked):
         raise UsageError(
-            f"scaler is a {type(scaler).__name__}; attach needs the torch.amp.GradScaler that scales the loss"
+            f"scaler is {in_words(scaler)}; attach needs the torch.amp.GradScaler that scales the loss, or False where "
+            f"none does"
         )
     return scaler if scaler.is_enabled() else None

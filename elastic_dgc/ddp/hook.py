@@ -16,12 +16,14 @@ from elastic_dgc.compression.dgc import clip_factor
 from elastic_dgc.compression.message import Message, unpack
 from elastic_dgc.ddp.altered import Probe
 from elastic_dgc.ddp.buckets import Arrived, Buckets
+from elastic_dgc.ddp.checks import check_frozen
 from elastic_dgc.ddp.exchange import texts
 from elastic_dgc.ddp.plan import Plan
+from elastic_dgc.ddp.settings import disagreement
 from elastic_dgc.ddp.state import DGCState
 from elastic_dgc.ddp.unused import give_to_unused
-from elastic_dgc.ddp.vote import ROW_BYTES, Health, Row, agree, different
-from elastic_dgc.errors import Disagreement, Diverged, ElasticDGCError, UsageError, error_named
+from elastic_dgc.ddp.vote import ROW_BYTES, Health, Row, agree
+from elastic_dgc.errors import Diverged, ElasticDGCError, UsageError, error_named
 from elastic_dgc.log import logger
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -65,8 +67,7 @@ def _step(state: DGCState, arrived: list[Arrived]) -> None:
     if any(one.health is Health.ERROR for one in rows):
         raise _error(state, rows, problem)
     if len({one.digest for one in rows}) > 1:
-        said = texts(state.exchange, state.settings(), size=1 << 16)
-        raise Disagreement(f"{different(said)}: all ranks must run the same script with the same settings")
+        raise disagreement(texts(state.exchange, state.settings(), size=1 << 20))  # thousands of param groups fit
     agree(rows)
     state.dense_bytes += 4 * state.layout.numel
     bad = [rank for rank, one in enumerate(rows) if one.health is Health.NON_FINITE]
@@ -101,6 +102,7 @@ def _check(state: DGCState) -> float:
     if problem is not None:
         raise problem
     state.residual.check_parameters()
+    check_frozen(state.frozen)
     if state.pending:
         raise UsageError(
             "two synchronised backward passes without optimizer.step() between them: what the first one handed out has "

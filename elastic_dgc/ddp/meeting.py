@@ -12,18 +12,27 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from elastic_dgc.ddp.settings import disagreement
 from elastic_dgc.errors import UsageError, error_named
 
 T = TypeVar("T")
 _GOOD = "good"
 
 
-def together(group: dist.ProcessGroup, what: str, deadline_s: float, check: Callable[[], T]) -> T:
-    """What `check` returns here, once it has returned on all ranks of the group. It must not change anything.
+def together(
+    group: dist.ProcessGroup,
+    what: str,
+    deadline_s: float,
+    check: Callable[[], T],
+    settings: Callable[[T], str] = lambda _: "",
+) -> T:
+    """What `check` returns here, once it has returned on all ranks of the group. It must not change anything; nor must
+    `settings`, which makes of it the JSON that has to be equal on all ranks.
 
     `what`: the call in words, for errors; calls of the same name meet in their order. If a check fails, everyone
     raises: its own error where it failed, the same kind of error with the rank elsewhere. Raises `UsageError` where
-    ranks have not come after `deadline_s` seconds, and on those that come later; the group itself is as it was.
+    ranks have not come after `deadline_s` seconds, and on those that come later; `Disagreement` on all ranks where
+    their settings differ. The group itself is as it was.
     """
     # The store of init_process_group: every group's ranks reach it, whatever the group's backend.
     store = dist.distributed_c10d._get_default_store()
@@ -39,10 +48,11 @@ def together(group: dist.ProcessGroup, what: str, deadline_s: float, check: Call
 
     try:
         value = check()
+        own = settings(value)
     except Exception as error:
         failed(error)
         raise
-    store.set(keys[rank], _GOOD)
+    store.set(keys[rank], f"{_GOOD}: {own}")
     try:
         store.wait(keys, timedelta(seconds=deadline_s))
     except RuntimeError:  # how a store says that the time is over
@@ -55,8 +65,12 @@ def together(group: dist.ProcessGroup, what: str, deadline_s: float, check: Call
                     f"(DGC's deadline_s is how long it waits)"
                 )
             ) from None
+    told = []
     for one, key in enumerate(keys):
         name, _, text = store.get(key).decode().partition(": ")
         if name != _GOOD:
             raise error_named(name)(f"rank {one}: {text}")
+        told.append(text)
+    if len(set(told)) > 1:
+        raise disagreement(told)
     return value

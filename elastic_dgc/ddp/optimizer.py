@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from elastic_dgc.compression.accumulate import Momentum, Rule
+from elastic_dgc.ddp.checks import in_words
 from elastic_dgc.errors import UsageError
 
 TAKEN = {"momentum": "dgc_momentum", "nesterov": "dgc_nesterov", "weight_decay": "dgc_weight_decay"}
@@ -32,7 +33,7 @@ def unwrap(optimizer: Any) -> Optimizer:
     while isinstance(getattr(inner, "optimizer", None), Optimizer):
         inner = inner.optimizer
     if not isinstance(inner, Optimizer):
-        raise UsageError(f"optimizer is a {type(optimizer).__name__}; attach needs one of torch.optim")
+        raise UsageError(f"optimizer is {in_words(optimizer)}; attach needs one of torch.optim")
     if isinstance(inner, torch.optim.LBFGS | torch.optim.SparseAdam):
         why = (
             "it computes several gradients a step" if isinstance(inner, torch.optim.LBFGS) else "it is for sparse ones"
@@ -72,6 +73,14 @@ def is_sgd(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, SGD) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(SGD.step)
 
 
+def taken_from(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The `dgc_*` values of one param group of SGD, which it has or will have. A group from a state that was saved
+    under DGC has them already."""
+    if all(key in group for key in TAKEN.values()) and not group["momentum"] and not group["weight_decay"]:
+        return {key: group[key] for key in TAKEN.values()}
+    return {key: bool(group[name]) if name == "nesterov" else float(group[name]) for name, key in TAKEN.items()}
+
+
 @dataclass(frozen=True)
 class Own:
     """One trained parameter: its name, and the number of its param group."""
@@ -97,7 +106,7 @@ class TakenOver:
         self.owned = [Own(name, parameter, place[id(parameter)]) for name, parameter in trained.items()]
         if self.corrected:
             for group in optimizer.param_groups:
-                _take(group)
+                group.update(taken_from(group) | _ZERO)
         self.with_momentum = self.corrected and any(group["dgc_momentum"] for group in optimizer.param_groups)
         self.fresh = True
         _attached.add(optimizer)
@@ -155,12 +164,6 @@ class TakenOver:
                 )
         return None
 
-    def describe(self) -> list[tuple[Any, ...]]:
-        """What every rank must have alike, group by group."""
-        if not self.corrected:
-            return [(type(self.optimizer).__name__,)]
-        return [tuple(group.get(key) for key in TAKEN.values()) for group in self.optimizer.param_groups]
-
     def momentum_of(self) -> dict[str, tuple[float, bool]]:
         """(momentum, nesterov) of every parameter, by name; empty without u."""
         groups = self.optimizer.param_groups if self.with_momentum else []
@@ -179,22 +182,14 @@ class TakenOver:
                 f"SGD's); its own momentum and weight decay stay"
             )
         parts = []
-        for number, (momentum, nesterov, decay) in enumerate(self.describe()):
-            name = "Nesterov momentum" if nesterov else "momentum"
-            parts.append(f"param group {number}: {name} {momentum:g}, weight decay {decay:g}")
+        for number, group in enumerate(self.optimizer.param_groups):
+            name = "Nesterov momentum" if group["dgc_nesterov"] else "momentum"
+            parts.append(
+                f"param group {number}: {name} {group['dgc_momentum']:g}, weight decay {group['dgc_weight_decay']:g}"
+            )
         return f"taken over from {kind}, where they are 0 from now on: " + "; ".join(parts)
 
     def watch(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         """Call these before and after every real step of the optimizer."""
         self.optimizer.register_step_pre_hook(lambda *_: before())
         self.optimizer.register_step_post_hook(lambda *_: after())
-
-
-def _take(group: dict[str, Any]) -> None:
-    """Move one param group's settings. A group from a state that was saved under DGC has its keys already."""
-    carries = all(key in group for key in TAKEN.values())
-    if carries and not group["momentum"] and not group["weight_decay"]:
-        return
-    for name, key in TAKEN.items():
-        group[key] = bool(group[name]) if name == "nesterov" else float(group[name])
-        group[name] = _ZERO[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,12 +15,14 @@ from elastic_dgc.ddp import checkpoint
 from elastic_dgc.ddp.altered import Probe
 from elastic_dgc.ddp.buckets import Arrived
 from elastic_dgc.ddp.checkpoint import StateDict
+from elastic_dgc.ddp.checks import not_trained
 from elastic_dgc.ddp.config import DGC
 from elastic_dgc.ddp.exchange import Exchange
 from elastic_dgc.ddp.meeting import together
 from elastic_dgc.ddp.optimizer import TakenOver
 from elastic_dgc.ddp.plan import Plan, plan
 from elastic_dgc.ddp.residual import Residual
+from elastic_dgc.ddp.settings import settings_of
 from elastic_dgc.ddp.statistics import Statistics
 from elastic_dgc.log import logger
 
@@ -51,6 +52,7 @@ class DGCState:
         self.layout = layout
         self.residual = Residual(self.layout, trained, taken.with_momentum)
         self.place = {id(parameter): index for index, parameter in enumerate(trained.values())}
+        self.frozen = not_trained(ddp, trained)
         self.arrived: list[Arrived] = []
         self.steps = self.skipped = self.skips_in_a_row = self.dense_bytes = 0
         self.gradient_norm = 0.0
@@ -84,12 +86,8 @@ class DGCState:
         return self._plans[density]
 
     def settings(self) -> str:
-        """Everything that must be equal on all ranks, as JSON: DGC's fields, what was taken over of every param group,
-        the parameters' names and shapes (a digest), the number of ranks."""
-        told = self.config.model_dump(mode="json")
-        told |= {f"param group {number}": one for number, one in enumerate(self.taken.describe())}
-        told |= {"parameters": self.layout.digest.hex()[:16], "ranks": self.world}
-        return json.dumps(told)
+        """Everything that must be equal on all ranks, as JSON."""
+        return settings_of(self.config, self.taken.optimizer, self.layout, self.world, self.scaler)
 
     def digest(self) -> bytes:
         """16 bytes that are equal where the settings are."""
@@ -121,14 +119,14 @@ class DGCState:
         """Take over this rank's own state, or, at any number of ranks, the list of all: rank j takes the sum of those
         of ranks i with i % world == j, so that the sums of u and v over ranks stay what they were. All ranks call it.
 
-        Density and other settings may have changed since. Raises `UsageError`, with nothing changed, where the state is
-        another rank's, of another world (unless all are given), another model or another momentum: on all ranks, if on
-        one; and where ranks have not come after `config.deadline_s`.
+        Density and other settings may have changed since. Raises `UsageError`, with nothing changed, where a state is
+        damaged, another rank's, of another world (unless all are given), another model or another momentum: on all
+        ranks, if on one; and where ranks have not come after `config.deadline_s`.
         """
         residual = self.residual
 
         def check() -> tuple[list[StateDict], StateDict]:
-            mine, common = checkpoint.choose(state, self.rank, self.world), checkpoint.first_of(state)
+            mine, common = checkpoint.choose(state, self.rank, self.world)
             for one in mine or [common]:
                 checkpoint.check(one, self._kind, self.taken.momentum_of(), residual.views(residual.v))
             return mine, common

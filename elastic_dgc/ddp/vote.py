@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,16 +48,6 @@ _WORDS = {
     "scale": "loss scale",
     "digest": "settings",
 }
-
-
-def different(settings: Sequence[str]) -> str:
-    """Which of the settings, JSON by rank, differs: 'density is 0.01 on rank 1 and 0.001 on rank 0'."""
-    by_rank = [json.loads(one) for one in settings]
-    for rank, one in enumerate(by_rank):
-        for name in by_rank[0]:
-            if one.get(name) != by_rank[0][name]:
-                return f"{name} is {one.get(name)} on rank {rank} and {by_rank[0][name]} on rank 0"
-    return "the number of param groups differs"
 
 
 def agree(rows: Sequence[Row]) -> None:

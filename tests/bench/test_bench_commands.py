@@ -30,6 +30,10 @@ from elastic_dgc.cli.main import main
         ("exchange --workers 2", ["workers = 2", "give its --address, or --world 2"]),
         ("exchange --address x --workers 0", ["workers = 0", "at least 1"]),
         ("exchange --world 1 --model alexnet --size 8", ["alexnet", "8x8 pixels", "image_size"]),
+        ("exchange --density 1", ["density = '1'", "below 1", "--modes dense"]),
+        ("compression --json /nonexistent/x.json", ["--json /nonexistent/x.json", "cannot be written", "No such file"]),
+        ("exchange --json /nonexistent/x.json", ["--json /nonexistent/x.json", "cannot be written", "No such file"]),
+        ("compression --json /", ["--json /:", "cannot be written"]),
         ("exchanges", ["No such command 'exchanges'"]),
     ],
 )
@@ -49,6 +53,17 @@ def test_wrong_input_is_one_clear_line(
     assert re.fullmatch(r"error: [^\n]+\n", err), err
     for text in said:
         assert text in err
+
+
+def test_looking_at_the_file_for_json_leaves_none_and_changes_none(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("kept")
+    for file in (new, old):
+        with pytest.raises(SystemExit) as end:  # what follows is wrong, so nothing is measured
+            main(["bench", "compression", "--json", str(file), "--rounds", "0"])
+        assert end.value.code == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["old.json"]
+    assert old.read_text() == "kept"
 
 
 def test_no_cluster_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +90,13 @@ def test_compression_of_a_small_network(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found["memory"]["trainer"]["owned"], found["memory"]["DDP hook"]["owned"]) == (4, 2)
     assert "upload ratio" in text
     assert ": met" in text
+    assert "medians of 2 rounds" in text
+    assert "scratch per parameter, trainer" in text
+    assert text.count("the fixed block dominates") == 2
+    assert "(*: of 2 rounds, fewer than 3: may be noise" in text
+    [parts] = re.findall(r"part of 'all'.*?\n\(", text, re.DOTALL)
+    assert "encode" in parts
+    assert "decode" not in parts
 
 
 @pytest.mark.processes
@@ -102,7 +124,10 @@ def test_exchange_between_two_processes(capsys: pytest.CaptureFixture[str]) -> N
     assert modes["ddp"]["parts_ms"] == {}
     assert "round 1 of 1" in err
     assert "our transport: all-to-all" in err
-    assert re.search(r"DGC (pays|does not pay) on this network", err.splitlines()[-1])
+    assert found["dgc_pays"] is None
+    assert "wanted" not in found
+    assert "2 workers on 1 host, 2 images of 8x8 each; medians of 1 round of 1 step;" in err
+    assert re.search(r"cannot be told: .* in 1 round; it takes 3 rounds$", err.splitlines()[-1])
 
 
 @pytest.mark.processes

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_dgc.bench import memory, networks, sizes
+from elastic_dgc.bench import compression, memory, networks, sizes
 from elastic_dgc.bench.exchange import ExchangeBench
-from elastic_dgc.bench.figures import Wanted, median_ratio, table
+from elastic_dgc.bench.figures import Wanted, counted, median_ratio, table, with_range
 from elastic_dgc.bench.modes import MODES, affordable, rotated
 from elastic_dgc.bench.steady import PLAIN, Steady
-from elastic_dgc.bench.verdict import pays, summarise
-from elastic_dgc.compression.accumulate import Momentum
+from elastic_dgc.bench.verdict import pays, report, summarise
+from elastic_dgc.compression.accumulate import Momentum, Workspace
 from elastic_dgc.compression.config import CompressionConfig
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.compression.message import HEADER, KINDS, promised_bytes
@@ -41,6 +41,42 @@ def test_wanted_says_whether_it_is_met(value: float, at_most: bool, met: bool) -
 
 def test_columns_of_a_table_are_aligned() -> None:
     assert table(("m", "ms"), [("long", 1.5), ("s", None)]) == "m      ms\nlong  1.5\ns"
+
+
+def test_a_median_has_its_range_and_noise_below_zero_is_about_zero() -> None:
+    assert with_range(2.006, [1.42, 2.271]) == "2.01 (1.42-2.27)"
+    assert with_range(-0.3, [-4.0, 1.5]) == "~0 (~0-1.50)"
+    assert with_range(-0.3, [-4.0, -0.1]) == "~0"
+    assert with_range(1.0, [1.0, 1.0]) == "1.00"
+
+
+def test_one_is_singular() -> None:
+    assert [counted(number, "host") for number in (0, 1, 2)] == ["0 hosts", "1 host", "2 hosts"]
+
+
+@pytest.mark.parametrize("density", [0.001, 0.004, 0.015625, 0.0625])  # of the warm-up, and after it
+def test_the_limit_of_scratch_follows_the_groups(density: float) -> None:
+    big = Layout.of([("w", torch.empty(2000, 2000, device="meta"))], 256)
+    accumulated = Workspace("meta")
+    accumulated.prepare(big.segments, density)
+    maxima = memory.maxima_per_parameter(big, density)
+    assert maxima == pytest.approx(accumulated.bytes / 4 / big.numel, abs=1e-4)
+    usual = {0.001: 0.2, 0.0625: 0.2}.get(density, 0.2 + 1 / 8 - 1 / 64)
+    assert memory.most_scratch("trainer", big.numel, maxima) == pytest.approx(usual, abs=0.001)
+
+
+def test_scratch_has_no_limit_where_the_fixed_block_is_most_of_it() -> None:
+    for who in memory.MOST_OWNED:
+        assert memory.most_scratch(who, memory.LEAST_PARAMETERS - 1, 0.0) is None
+    assert memory.most_scratch("trainer", 2_000_000, 0.0) is None  # a block of 2**19 is over a fifth of it
+    assert memory.most_scratch("DDP hook", 2_000_000, 0.0) == 0.1
+
+
+@pytest.mark.parametrize(("share", "rounds", "marked"), [(0.2, 3, False), (0.2, 2, True), (1.2, 3, True)])
+def test_a_share_that_is_none_to_go_by_is_marked(share: float, rounds: int, marked: bool) -> None:
+    cells, notes = compression.shares_of({"codec_share": {"fp32": share, "int8": 0.1}, "rounds": rounds})
+    assert (cells["fp32"].endswith("*"), bool(notes)) == (marked, marked)
+    assert cells["int8"].endswith("*") is (rounds < 3)
 
 
 @given(limit_s=st.floats(0.1, 1000), step_s=st.floats(0.001, 1000), rounds=st.integers(1, 50), steps=st.integers(1, 50))
@@ -115,10 +151,11 @@ def test_memory_is_four_values_a_parameter_and_nothing_hides() -> None:
     assert 0 < hook["scratch"] < 2
 
 
-def rounds_of(steps_s: list[dict[str, float]]) -> dict[str, Any]:
+def rounds_of(steps_s: list[dict[str, float]], workers: int = 4) -> dict[str, Any]:
     """What workers return, from seconds of a step by mode and round."""
     rounds = [{n: {"step_s": s, "cpu_s": s / 2, "bytes": 10, "parts_s": {}} for n, s in one.items()} for one in steps_s]
-    return {"link": {}, "cut": {}, "machine": {}, "rounds": rounds}
+    machine = {"cpu": "x", "cores": 1, "load": 0.5, "torch": "2"}
+    return {"link": {}, "cut": {}, "machine": machine, "rounds": rounds, "workers": workers}
 
 
 def test_what_pays_is_said_with_both_figures() -> None:
@@ -141,9 +178,46 @@ def test_what_pays_is_said_with_both_figures() -> None:
 
 def test_where_dgc_does_not_pay_it_is_said_too() -> None:
     bench = ExchangeBench(modes=("dgc", "ddp"))
-    found = summarise(bench, rounds_of([{"none": 1.0, "dgc": 1.2, "ddp": 1.1}]))
+    found = summarise(bench, rounds_of(3 * [{"none": 1.0, "dgc": 1.2, "ddp": 1.1}]))
     assert (found["fastest"], found["dgc_pays"], found["dgc_over_powersgd1"]) == ("ddp", False, None)
     assert "DGC does not pay" in "\n".join(pays(found))
+
+
+@pytest.mark.parametrize(("dgc_s", "said"), [([0.9, 0.9, 1.1], "range includes 1"), ([0.5, 0.5], "takes 3 rounds")])
+def test_what_rounds_do_not_tell_is_not_said(dgc_s: list[float], said: str) -> None:
+    found = summarise(
+        ExchangeBench(modes=("dgc", "ddp")), rounds_of([{"none": 0.4, "dgc": one, "ddp": 1.0} for one in dgc_s])
+    )
+    assert found["dgc_pays"] is None
+    last = pays(found)[-1]
+    assert "cannot be told" in last
+    assert said in last
+    assert f"dgc takes {1000 * dgc_s[0]:g} ms" in last
+    assert "ddp, 1000 ms" in last
+
+
+def test_one_worker_gets_no_verdict() -> None:
+    bench = ExchangeBench(modes=("dgc", "ddp"))
+    found = summarise(bench, rounds_of(3 * [{"none": 1.0, "dgc": 0.9, "ddp": 1.2}], workers=1))
+    assert found["dgc_pays"] is None
+    assert "wanted" not in found
+    text = report({**found, "nodes": 1})
+    assert "1 worker on 1 host" in text
+    assert "DGC pays" not in text
+    assert "fastest" not in text
+
+
+def test_the_table_shows_ranges_and_no_negative_time() -> None:
+    bench = ExchangeBench(modes=("ddp",))
+    found = summarise(
+        bench, rounds_of([{"none": 1.0, "ddp": 0.9}, {"none": 1.0, "ddp": 0.8}, {"none": 0.5, "ddp": 1.0}])
+    )
+    text = report({**found, "nodes": 2})
+    assert found["modes"]["ddp"]["exchange_ms"] == -100
+    [row] = [line for line in text.splitlines() if line.startswith("ddp ")]
+    assert "0.90 (0.80-2.00)" in row
+    assert "~0 (~0-500.00)" in row
+    assert "not quotients" in text
 
 
 def test_our_hook_is_dgc_and_no_rival_of_it() -> None:

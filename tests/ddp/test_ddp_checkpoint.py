@@ -62,6 +62,11 @@ def load(folder: str, old: int) -> list[Any]:
     return [got["u"], got["v"]]
 
 
+class Surprising(dict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError("a surprise")
+
+
 def wrong(folder: str) -> None:
     """Loads that would be silently wrong are errors, and change nothing; of one rank alone, on all."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -76,6 +81,9 @@ def wrong(folder: str) -> None:
 
     def with_nan(part: dict[str, Any]) -> dict[str, Any]:
         return {name: torch.full_like(value, torch.nan) for name, value in part.items()}
+
+    def lacks(name: str) -> dict[str, Any]:
+        return {key: value for key, value in own.items() if key != name}
 
     own = files[rank]
     cases: list[tuple[Any, str]] = [
@@ -92,6 +100,14 @@ def wrong(folder: str) -> None:
         (changed(momentum={}), "in the state it is none"),
         (changed(momentum={name: [0.8, True] for name in own["v"]}), r"in the state it is \(0.8, True\)"),
         (changed(optimizer="an optimizer with plain error feedback"), "here it is SGD"),
+        (None, "got None: pass what state_dict"),
+        ("dgc-0.pt", "got 'dgc-0.pt'"),
+        ([own, None], r"it is None \(in entry 1 of 2\)"),
+        ([files[1 - rank], lacks("dense_bytes")], r"'dense_bytes' is missing \(in entry 1 of 2\)"),
+        (changed(skipped=True), "'skipped' is True, it must be a number"),
+        (changed(u={**own["u"], "head.bias": [0.0]}), "'u' is .*, it must be .* tensors"),
+        (changed(momentum=dict.fromkeys(own["v"], 0.9)), "'momentum' is .*nesterov"),
+        *((lacks(name), f"not a state of DGC for DDP: '{name}' is missing: pass") for name in own),
     ]
     for given, words in cases:
         with pytest.raises(UsageError, match=words):
@@ -100,8 +116,9 @@ def wrong(folder: str) -> None:
             state.load_state_dict(given if rank == 1 else own)
         assert state.steps == 0
         assert not state.residual.v.any()
-    with pytest.raises(KeyError if rank == 1 else ElasticDGCError, match="world"):  # damaged in a way nobody thought of
-        state.load_state_dict({name: own[name] for name in own if rank == 0 or name != "world"})
+    with pytest.raises(KeyError if rank == 1 else ElasticDGCError, match="a surprise"):  # in a way nobody thought of
+        state.load_state_dict(Surprising(own) if rank == 1 else own)
+    assert state.steps == 0
     state.load_state_dict(own)
     assert state.steps == 6
 

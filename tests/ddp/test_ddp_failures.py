@@ -43,9 +43,68 @@ def one_rank_only() -> None:
 
 
 def disagreement() -> None:
-    model, _, _ = prepared(CONFIG.with_values(density=0.05 + 0.01 * dist.get_rank()))
-    with pytest.raises(Disagreement, match=r"density is 0.06\d* on rank 1 and 0.05 on rank 0"):
-        loss_of(model, 0, dist.get_rank()).backward()
+    """Settings that differ are named when ranks meet in attach, with nothing changed; later ones at the vote."""
+    other = dist.get_rank() == 1
+    scaler = torch.amp.GradScaler("cpu")
+    cases: list[tuple[dict[str, Any], dict[str, Any], Any, str]] = [
+        ({"density": 0.06}, {}, None, r"density is 0.06 on rank 1 and 0.05 on rank 0"),
+        ({"values": "bf16", "clip": 1.0}, {}, None, r"(values is bf16|clip is 1.0) on rank 1 and \w+ on rank 0"),
+        ({}, {"nesterov": True}, None, "^nesterov of param group 0 is True on rank 1 and False on rank 0: all ranks"),
+        ({}, {"weight_decay": 0.0}, None, "^weight decay of param group 0 is 0.0 on rank 1 and 0.01 on rank 0"),
+        ({}, {}, scaler, "^scaler is a GradScaler on rank 1 and none on rank 0"),
+    ]
+    model = DDP(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for changes, options, used, words in cases:
+        mine = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01} | (options if other else {})
+        optimizer = torch.optim.SGD(model.parameters(), **mine)
+        with pytest.raises(Disagreement, match=words):
+            attach(model, optimizer, CONFIG.with_values(**changes) if other else CONFIG, scaler=used if other else None)
+        assert (optimizer.param_groups[0]["momentum"], "dgc_momentum" in optimizer.param_groups[0]) == (0.9, False)
+    two = [{"params": list(model.module.head.parameters())}, {"params": list(model.module.conv.parameters())}]
+    rest = [*model.module.norm.parameters(), *model.module.hidden.parameters()]
+    groups = [*two, {"params": rest}] if other else [{"params": list(model.parameters())}]
+    with pytest.raises(Disagreement, match=r"^the number of param groups is 3 on rank 1 and 1 on rank 0"):
+        attach(model, torch.optim.SGD(groups, lr=0.05, momentum=0.9), CONFIG)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    state = attach(model, optimizer, CONFIG)
+    run(model, optimizer, range(2))
+    optimizer.param_groups[0]["dgc_momentum"] = 0.8 if other else 0.9
+    with pytest.raises(Disagreement, match=r"^momentum of param group 0 is 0\.8 on rank 1 and 0.9 on rank 0"):
+        loss_of(model, 2, dist.get_rank()).backward()
+    assert state.steps == 2
+
+
+def unfrozen() -> None:
+    """A parameter that DDP does not reduce is not trained unnoticed; not even where one rank alone unfreezes it."""
+    inner = net()
+    inner.hidden.requires_grad_(False)
+    model = DDP(inner)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
+    attach(model, optimizer, CONFIG)
+    run(model, optimizer, range(2))
+    inner.hidden.bias.requires_grad_(dist.get_rank() == 1)
+    words = "^hidden.bias was unfrozen after attach" if dist.get_rank() == 1 else "^rank 1: hidden.bias was unfrozen"
+    with pytest.raises(UsageError, match=words):
+        loss_of(model, 2, dist.get_rank()).backward()
+
+
+def thrown_away() -> None:
+    """zero_grad between the pass and the step: a warning after a compressed one, and the error of the next pass only
+    where no step came."""
+    lines = listen()
+    model, optimizer, _ = prepared()
+    run(model, optimizer, range(4))
+    for _ in range(2):
+        loss_of(model, 4, dist.get_rank()).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    assert len(lines) == 1
+    assert "zero_grad?" in lines[0]
+    loss_of(model, 5, dist.get_rank()).backward()
+    optimizer.zero_grad()
+    with pytest.raises(UsageError, match=r"without optimizer\.step"):
+        loss_of(model, 6, dist.get_rank()).backward()
 
 
 def poisoned(model: DDP, step: int) -> torch.Tensor:
@@ -104,7 +163,7 @@ def alone() -> None:
             )
             with pytest.raises(UsageError, match=words):
                 attach(model, optimizer, CONFIG.with_values(deadline_s=0.5))
-    words = "^scaler is a int" if rank == 1 else "^rank 1: scaler is a int"
+    words = "^scaler is 3" if rank == 1 else "^rank 1: scaler is 3"
     with pytest.raises(UsageError, match=words):
         attach(model, optimizer, CONFIG, scaler=3 if rank == 1 else None)
     assert optimizer.param_groups[0]["momentum"] == 0.9
@@ -177,7 +236,17 @@ def clipped() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    [two_passes, one_rank_only, disagreement, not_finite, not_finite_under_adam, failed_exchange, clipped],
+    [
+        two_passes,
+        one_rank_only,
+        disagreement,
+        unfrozen,
+        thrown_away,
+        not_finite,
+        not_finite_under_adam,
+        failed_exchange,
+        clipped,
+    ],
     ids=lambda scenario: scenario.__name__,
 )
 def test_on_two_ranks(scenario: Any) -> None:
