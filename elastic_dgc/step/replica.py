@@ -49,7 +49,9 @@ class Replica:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         for name, parameter in self.parameters.items():
             if parameter.dtype != torch.float32:
-                raise UsageError(f"parameter '{name}' is {parameter.dtype}: parameters must be float32")
+                raise UsageError(
+                    f"parameter '{name}' is {parameter.dtype}: parameters must be float32; --precision computes in half"
+                )
         self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad and p.numel()}
         if not self.trained:
             raise UsageError("the model has no parameter to train: all are frozen, or there are none")

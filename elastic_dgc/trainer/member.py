@@ -186,13 +186,13 @@ def _build(job: Job, group: Group) -> tuple[Source, Source | None, Replica, Orde
     for name, parameter in model.named_parameters():
         if task.frozen(name):
             parameter.requires_grad_(False)
+    check_types(dict(model.named_buffers()))
     beside = None if config.residual_device == "auto" else config.residual_device
     return source, test, Replica(model, settings, group.members.hosted, job.device, beside), order
 
 
 def _check(job: Job, group: Group, replica: Replica, storage: Storage) -> None:
     require(replica.settings, replica.layout)
-    check_types(replica.model_buffers())
     slow = check_precision(replica.settings.precision, replica.device)
     if slow and group.leads:
         logger(worker=0).warning("precision %s: %s", replica.settings.precision, slow)
