@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -27,13 +28,14 @@ def knock(listener: Listener, data: bytes) -> bytes:
     """Say something to a listener, and return its answer: it must end the connection by itself."""
     with socket.create_connection(listener.address, timeout=20.0) as sock:
         sock.sendall(data)
-        sock.shutdown(socket.SHUT_WR)
         answer = b""
         try:
+            sock.shutdown(socket.SHUT_WR)
             while chunk := sock.recv(4096):
                 answer += chunk
-        except ConnectionResetError:
-            pass  # it did not even read to the end
+        except OSError as error:  # it did not even read to the end, and may have hung up before we were done
+            if error.errno not in (errno.ECONNRESET, errno.ENOTCONN):
+                raise
         return answer
 
 
