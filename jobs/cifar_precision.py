@@ -18,6 +18,7 @@ import contextlib
 import json
 import math
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from elastic_dgc import ElasticTrainer, ImageClassification, ImageConfig, RunConfig
+from elastic_dgc.errors import ElasticDGCError
 from elastic_dgc.recipes.registry import recipe
 from elastic_dgc.seeds import uniforms
 
@@ -175,4 +177,7 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ElasticDGCError as error:
+        sys.exit(f"error: {error}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -21,6 +22,7 @@ import click
 from torch import Tensor, nn
 
 from elastic_dgc import CompressionConfig, ElasticTrainer, OptimizerConfig, RunConfig
+from elastic_dgc.errors import ElasticDGCError
 from elastic_dgc.recipes.registry import recipe
 from elastic_dgc.step.config import ScheduleConfig
 from elastic_dgc.tasks.image import ImageClassification, ImageConfig
@@ -117,4 +119,7 @@ def main(data: str | None, epochs: int | None, seeds: str, workers: str, kinds: 
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ElasticDGCError as error:
+        sys.exit(f"error: {error}")

@@ -23,6 +23,7 @@ import click
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elastic_dgc import ElasticTrainer, ImageClassification, RunConfig
+from elastic_dgc.errors import ElasticDGCError
 from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.recipes.registry import recipe
 from elastic_dgc.step.config import OptimizerConfig, ScheduleConfig
@@ -142,4 +143,7 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ElasticDGCError as error:
+        sys.exit(f"error: {error}")

@@ -23,6 +23,7 @@ import click
 from torch import nn
 
 from elastic_dgc import ElasticTrainer, ImageClassification, RunConfig
+from elastic_dgc.errors import ElasticDGCError
 from elastic_dgc.recipes.registry import recipe
 from elastic_dgc.trainer import cluster
 
@@ -142,4 +143,7 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ElasticDGCError as error:
+        sys.exit(f"error: {error}")
