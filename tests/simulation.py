@@ -82,6 +82,12 @@ def bad_batch(at: int, virtual_worker: int, how: str) -> Callable[[int, int], li
     return of
 
 
+def shared_digests(replica: Replica) -> dict[str, str]:
+    """The digest of every part of shared state, by name: equal on all workers between attempts (R2)."""
+    tensors, values = replica.export_shared()
+    return {**digests(tensors), "counters": repr(sorted(values.items()))}
+
+
 class Group:
     """N workers that host K virtual workers, stepped together."""
 
@@ -120,7 +126,7 @@ class Group:
 
     def state(self) -> dict[str, str]:
         """Digests of all shared and owned state; shared state must be equal on all workers (R2)."""
-        shared = [replica.shared_digests() for replica in self.replicas]
+        shared = [shared_digests(replica) for replica in self.replicas]
         assert all(one == shared[0] for one in shared)
         owned = {k: one for replica in self.replicas for k, one in replica.owned.items()}
         found = {f"owned {k}": combine(digests(one.export()[0])) for k, one in sorted(owned.items())}

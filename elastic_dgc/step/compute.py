@@ -98,12 +98,12 @@ def _loss(loss: LossFunction, replica: Replica, batch: MicroBatch) -> tuple[Tens
 def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float) -> tuple[Health, str]:
     """Whether a virtual worker's share is good, and why not. Buffers count: an infinite activation ends in them
     alone."""
-    buffers = replica.owned[virtual_worker].other_buffers
+    buffers = replica.watched(replica.owned[virtual_worker].other_buffers)
     floating = [b.reshape(-1) for b in buffers.values() if b.is_floating_point()]
     calm = not floating or math.isfinite(joint_norm(torch.cat(floating)))
     if calm and math.isfinite(loss_sum) and math.isfinite(gradient_norm):
         return Health.GOOD, ""
-    buffer = None if calm else replica.first_bad(buffers)
+    buffer = None if calm else first_non_finite(buffers)
     gradient = None if math.isfinite(gradient_norm) else first_non_finite(replica.gradient(virtual_worker))
     forward = not math.isfinite(loss_sum) or buffer is not None
     found = []

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from elastic_dgc.compression.accumulate import Workspace
 from elastic_dgc.compression.layout import Layout
 from elastic_dgc.errors import UsageError
-from elastic_dgc.precision.digest import digests
 from elastic_dgc.precision.finite import first_non_finite, joint_norm
 from elastic_dgc.step.apply import make_applier
 from elastic_dgc.step.settings import StepSettings
@@ -167,11 +166,15 @@ class Replica:
         """The model's buffers as they are now; forward may have put other tensors in their places."""
         return {name: getattr(module, key) for name, module, key in self._places}
 
-    def first_bad(self, tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
-        """As `first_non_finite`, of tensors among which buffers have this prefix: those that were not finite in the
-        model at the start do not count."""
+    def watched(self, tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+        """Those that have to be finite, of tensors among which buffers have this prefix: without the buffers that were
+        not finite in the model at the start."""
         by_design = {prefix + name for name in self._infinite}
-        return first_non_finite({name: value for name, value in tensors.items() if name not in by_design})
+        return {name: value for name, value in tensors.items() if name not in by_design}
+
+    def first_bad(self, tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
+        """As `first_non_finite`, of the watched ones."""
+        return first_non_finite(self.watched(tensors, prefix))
 
     @torch.no_grad()
     def use_buffers(self, buffers: dict[str, Tensor]) -> None:
@@ -197,11 +200,6 @@ class Replica:
         state = {n.removeprefix(prefix): t.to(self.device) for n, t in tensors.items() if n.startswith(prefix)}
         self.applier.load(state)
         self.counters = Counters.load(values)
-
-    def shared_digests(self) -> dict[str, str]:
-        """The digest of every part of shared state, by name: equal on all workers between attempts (R2)."""
-        tensors, values = self.export_shared()
-        return {**digests(tensors), "counters": repr(sorted(values.items()))}
 
 
 def _module_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -10,12 +10,11 @@ import base64
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from elastic_dgc.keeping.serialize import pack, unpack
 from elastic_dgc.precision.finite import first_non_finite
 from elastic_dgc.step.replica import Replica
-from elastic_dgc.step.state import OwnedState
+from elastic_dgc.step.state import OwnedState, copy_all
 from elastic_dgc.trainer.group import Group
 
 
@@ -60,7 +59,7 @@ def heal(group: Group, replica: Replica, found: Findings) -> list[str]:
         given = {int(k): text for one in group.gather(own, "healing") for k, text in one.items()}
         for k, donor in donors.items():
             if k in replica.owned:
-                _copy(replica.owned[k].buffers, unpack(base64.b64decode(given[donor]))[0])
+                copy_all(replica.owned[k].buffers, unpack(base64.b64decode(given[donor]))[0], f"virtual worker {k}")
             done.append(f"buffers of virtual worker {k} ({found.buffers[k]}) taken from virtual worker {donor}")
     for k, text in found.residuals.items():
         if k in replica.owned:
@@ -75,12 +74,6 @@ def _residual(one: OwnedState) -> str | None:
 
 def _text(one: OwnedState) -> str:
     return base64.b64encode(pack(one.buffers, {})).decode()
-
-
-@torch.no_grad()
-def _copy(into: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    for name, buffer in into.items():
-        buffer.copy_(values[name])
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from groups import run_group, tiny_job
 from mischief import WithAnOddBuffer, work_with_another_torch
 from simulation import SmallNet, settings
 from torch.nn.parallel import DistributedDataParallel as DDP
+from transports import RUN, SECRET
 
 from elastic_dgc.ddp.checks import check_model
 from elastic_dgc.errors import Disagreement, ElasticDGCError, PeerLost, UsageError
@@ -37,7 +38,6 @@ from elastic_dgc.trainer.versions import agree_on_versions, versions
 
 pytestmark = pytest.mark.processes
 HERE = "127.0.0.1"
-RUN, SECRET = b"run of the tests", b"nobody knows this"
 
 
 def join(addresses: Sequence[Any], own: Listener, rank: int, deadline_s: float = 20.0) -> TcpTransport:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +12,6 @@ from torch import Tensor, nn
 
 from elastic_dgc.models.registry import build
 from elastic_dgc.seeds import seed_everything
-
-JOBS = Path(__file__).parents[2] / "jobs"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module("cifar_precision")
 
 
 def gradients(model: nn.Module, logits: Tensor, labels: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,6 @@ import pytest
 
 from elastic_dgc.errors import UsageError
 from elastic_dgc.precision.autocast import PRECISIONS
-
-JOBS = Path(__file__).parents[2] / "jobs"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module("device_check")
 
 
 def checked(script: Any, folder: Path, precisions: tuple[str, ...] | None, digest_of: Any = None) -> tuple[bool, Any]:

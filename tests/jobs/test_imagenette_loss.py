@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from elastic_dgc.data.digits import digits_path
-
-JOBS = Path(__file__).parents[2] / "jobs"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module("imagenette_loss")
 
 
 def test_the_steps_go_through_the_whole_warm_up(script: Any) -> None:

@@ -3,7 +3,6 @@ that trains all of them."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -18,13 +17,6 @@ from elastic_dgc.membership import runs
 from elastic_dgc.trainer import job as jobs
 
 JOBS = Path(__file__).parents[2] / "jobs"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The job's module, found by name as by the workers' processes."""
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module("precision_matrix")
 
 
 def test_the_matrix_is_whole_and_every_name_means_its_settings(script: Any) -> None:
