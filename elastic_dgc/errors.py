@@ -46,6 +46,14 @@ class MessageError(ElasticDGCError):
     """Bytes that arrived are not what their format promises."""
 
 
+class Unreplayable(ElasticDGCError):
+    """Owned state cannot be replayed from the log: the settings do not allow it, or this machine computes otherwise."""
+
+
+class ProtocolError(ElasticDGCError):
+    """Somebody said what the protocol of membership rules out: a defect, told before it can do harm."""
+
+
 class PeerLost(ElasticDGCError):
     """A peer's connection ended, or it kept silent past its deadline. `rank` is the peer."""
 

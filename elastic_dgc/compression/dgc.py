@@ -14,7 +14,7 @@ from elastic_dgc.compression import values as wire
 from elastic_dgc.compression.accumulate import Workspace
 from elastic_dgc.compression.config import Values
 from elastic_dgc.compression.layout import Layout
-from elastic_dgc.compression.message import pack
+from elastic_dgc.compression.message import Message, pack
 from elastic_dgc.compression.select import top_k
 
 
@@ -69,6 +69,18 @@ def compress(
         entries = positions[~kept].to(device) if bool(kept.any()) else picked
         u.index_fill_(0, entries, 0.0)
     return pack(layout, kind, coded, positions)
+
+
+def clear_sent(layout: Layout, message: Message, u: Tensor | None, v: Tensor, masking: bool) -> None:
+    """Take out of v, and with momentum factor masking out of u, what a message says was sent: as `compress` leaves
+    them, whose message it is. Changes u and v."""
+    dense = layout.dense_numel
+    values = message.values.to(v.device, v.dtype)
+    v[:dense] -= values[:dense]
+    picked = message.positions[dense:].to(v.device)
+    v.index_copy_(0, picked, v.index_select(0, picked) - values[dense:])
+    if masking and u is not None:
+        u.index_fill_(0, picked[values[dense:] != 0], 0.0)
 
 
 def add_message(total: Tensor, positions: Tensor, values: Tensor) -> None:

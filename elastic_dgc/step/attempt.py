@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
-from elastic_dgc.compression.accumulate import Rule, accumulate
-from elastic_dgc.compression.dgc import clip_factor, compress
 from elastic_dgc.errors import TaskFailed
-from elastic_dgc.exchange.ask import Kind, Steps
+from elastic_dgc.exchange.ask import Kind, Payload, Steps
 from elastic_dgc.exchange.gather import gather_virtual
 from elastic_dgc.exchange.members import Members
+from elastic_dgc.step import counting
 from elastic_dgc.step.compute import BatchesOf, compute
+from elastic_dgc.step.log import Entry
 from elastic_dgc.step.plan import Plan, plan
+from elastic_dgc.step.prepare import follow, prepare
+from elastic_dgc.step.repair import Surroundings, insist
 from elastic_dgc.step.replica import LossFunction, Replica
 from elastic_dgc.step.row import ROW_BYTES, Health, Request, Row
 from elastic_dgc.step.settings import FaultHook
-from elastic_dgc.step.sums import dense_sum, sparse_sum
+from elastic_dgc.step.sums import dense_sum, gather_messages, sparse_sum
 from elastic_dgc.step.vote import Decision, Verdict, decide
 
 
@@ -56,7 +56,7 @@ class _Clock:
 
 def attempt(
     replica: Replica,
-    members: Members,
+    members: Members | Surroundings,
     batches: BatchesOf,
     loss: LossFunction,
     *,
@@ -74,22 +74,42 @@ def attempt(
     loss_scale = counters.loss_scale
     lr, planned = settings.lr(counters.applied), plan(settings, replica.layout, counters.applied)
 
-    rows, errors = {}, {}
-    for k in sorted(replica.owned):
-        fault("forward", number)
-        rows[k], error = compute(replica, k, batches, loss, requests)
-        if error is not None:
-            errors[k] = error
-    clock.lap("compute")
+    around = members if isinstance(members, Surroundings) else Surroundings(members)
+    rows: dict[int, Row] = {}
+    errors: dict[int, Exception] = {}
+
+    def compute_missing() -> None:
+        """The gradients of hosted virtual workers: all of them at first, later those of a lost worker."""
+        for k in sorted(replica.owned.keys() - rows.keys()):
+            fault("forward", number)
+            rows[k], error = compute(replica, k, batches, loss, requests)
+            if error is not None:
+                errors[k] = error
+        clock.lap("compute")
+
+    compute_missing()
     ahead = _Ahead(replica, planned, rows, clock)
-    packed_rows = yield from gather_virtual(
-        members, Kind.ROW, number, {k: row.pack() for k, row in rows.items()}, phase="vote",
-        deadline_s=settings.deadline_s, sent_point="vote", bytes_each=ROW_BYTES,
-        meanwhile=ahead.work if ahead.worthwhile else None,
-    )  # fmt: skip
+
+    def vote() -> Steps[list[Payload]]:
+        own = {k: around.row(k) or row.pack() for k, row in rows.items()}
+        return gather_virtual(
+            around.members, Kind.ROW, number, own, phase="vote", deadline_s=settings.deadline_s, sent_point="vote",
+            bytes_each=ROW_BYTES, meanwhile=ahead.work if ahead.worthwhile else None,
+        )  # fmt: skip
+
+    def vote_again() -> None:
+        ahead.give_up()
+        replica.settle()
+        compute_missing()
+
+    packed_rows = tuple(bytes(row) for row in (yield from insist(vote, vote_again)))
     all_rows = [Row.unpack(row) for row in packed_rows]
     decision = decide(all_rows)
     clock.lap("vote")
+
+    def log(messages: tuple[bytes, ...] | None = None, total: Callable[[], bytes] | None = None) -> None:
+        if around.keeps_log:
+            around.enter(Entry(number, packed_rows, messages, total() if total is not None else None))
 
     def outcome(committed: bool, reasons: tuple[str, ...], upload_bytes: int = 0) -> Outcome:
         hopeless = counters.hopeless_in_a_row >= settings.max_skips
@@ -100,22 +120,46 @@ def attempt(
     if decision.verdict is Verdict.ERROR:
         raise TaskFailed(decision.reasons[0]) from errors.get(decision.bad[0])
     if decision.verdict is Verdict.SKIP:
+        log()
         _skip(replica, decision.overflowed)
         return outcome(False, decision.reasons)
 
     packed = ahead.packed(decision.count)
-    packed |= _compress(replica, planned, decision.count, all_rows, [k for k in replica.owned if k not in ahead.done])
-    replica.release()
-    clock.lap("compress")
+    finished = set(ahead.done)
+
+    def prepare_missing() -> None:
+        """The messages of hosted virtual workers, and of one that was lost what others hold of it."""
+        compute_missing()
+        if errors:  # of a virtual worker taken over after its vote was good
+            raise TaskFailed(rows[min(errors)].text) from errors[min(errors)]
+        for k in sorted(replica.owned.keys() - finished):
+            message = around.message(k)
+            if message is None:
+                packed.update(prepare(replica, planned, decision.count, all_rows, [k]))
+            else:
+                follow(replica, planned, decision.count, all_rows[k], k, message)
+                packed[k] = message
+            finished.add(k)
+        replica.release()
+        for k, one in packed.items():
+            around.prepared(k, one)
+        clock.lap("compress")
+
+    prepare_missing()
     if planned.whole:
-        upload = yield from dense_sum(
-            members, replica.layout, planned, number, replica.owned, settings.deadline_s, replica.total
-        )
-    else:
-        upload = yield from sparse_sum(
-            members, replica.layout, planned, number, packed, settings.deadline_s, replica.total,
-            settings.require_compression,
+        upload = yield from insist(
+            lambda: dense_sum(
+                around.members, replica.layout, planned, number, replica.owned, settings.deadline_s, replica.total
+            ),
+            prepare_missing,
         )  # fmt: skip
+        log(total=lambda: replica.total.flat.cpu().numpy().tobytes())
+    else:
+        messages = yield from insist(
+            lambda: gather_messages(around.members, planned, number, packed, settings.deadline_s), prepare_missing
+        )
+        upload = sparse_sum(replica.layout, planned, number, messages, replica.total, settings.require_compression)
+        log(messages=tuple(map(bytes, messages)) if around.keeps_log else None)
     clock.lap("exchange")
     fault("apply", number)
     overflow = replica.applier.apply(replica.total, lr)
@@ -123,16 +167,9 @@ def attempt(
         _skip(replica)
         return outcome(False, (f"the update with learning rate {lr:g} makes {overflow}",))
     for one in replica.owned.values():
-        one.flip()
-    counters.attempt += 1
-    counters.applied += 1
-    counters.skips_in_a_row = counters.hopeless_in_a_row = 0
-    counters.loss_scale, counters.scale_tracker = settings.loss_scale.applied(
-        counters.loss_scale, counters.scale_tracker
-    )
-    counters.samples += decision.samples
-    counters.upload_bytes += upload
-    counters.dense_bytes += 4 * replica.layout.numel * members.virtual_workers
+        one.flip(number + 1)
+        fault("flip", number)
+    counting.committed(counters, settings, decision, upload, 4 * replica.layout.numel * settings.virtual_workers)
     fault("commit", number)
     clock.lap("apply")
     return outcome(True, (), upload)
@@ -159,9 +196,13 @@ class _Ahead:
     def work(self) -> None:
         self._clock.lap("vote")
         last = self._replica.last
-        self._packed = _compress(self._replica, self._plan, self._count, self._rows, [last])
+        self._packed = prepare(self._replica, self._plan, self._count, self._rows, [last])
         self.done = {last}
         self._clock.lap("compress")
+
+    def give_up(self) -> None:
+        """Whatever was done: it is to be done again."""
+        self._packed, self.done = {}, set()
 
     def packed(self, count: int) -> dict[int, bytes]:
         """What was done, after a vote that commits: the packed messages; nothing if another count was voted."""
@@ -171,46 +212,8 @@ class _Ahead:
         return dict(self._packed) if self.done else {}
 
 
-@torch.no_grad()
-def _compress(
-    replica: Replica, plan: Plan, global_count: int, rows: Mapping[int, Row] | Sequence[Row], which: Sequence[int]
-) -> dict[int, bytes]:
-    """Scale, clip, weight decay, momentum: these hosted virtual workers' other copies become u' and v'. Where the plan
-    is sparse, what is to be sent is taken out of them: returns the packed messages. `rows` by virtual worker."""
-    settings, layout = replica.settings, replica.layout
-    scale = settings.share / global_count / replica.counters.loss_scale
-    decay = settings.local_decay / settings.virtual_workers
-    weights = replica.weights_for_decay() if decay else replica.weights
-    packed = {}
-    for k in sorted(which):
-        one = replica.owned[k]
-        factor = scale
-        if settings.compression.clip is not None:
-            norm = rows[k].gradient_norm * scale
-            factor *= clip_factor(norm, settings.compression.clip, settings.virtual_workers)
-        rules = {
-            vector: Rule(factor, 0.0 if vector and not settings.optimizer.decay_vectors else decay, settings.momentum)
-            for vector in (False, True)
-        }
-        accumulate(
-            layout, [rules[len(segment.shape) < 2] for segment in layout.segments], plan.density, one.other_v, weights,
-            one.u, one.v, one.other_u, one.other_v, replica.workspace, apart=replica.kept_of(k),
-        )  # fmt: skip
-        if not plan.whole:
-            packed[k] = compress(
-                layout, plan.values, plan.density, one.other_u, one.other_v, settings.compression.masking,
-                replica.workspace,
-            )  # fmt: skip
-    return packed
-
-
 def _skip(replica: Replica, overflowed: bool = False) -> None:
     """SKIP: nothing changes but counters and loss scale. The samples count as consumed."""
-    counters = replica.counters
-    before, counters.scale_tracker = counters.loss_scale, 0
-    if overflowed:
-        counters.loss_scale = replica.settings.loss_scale.overflowed(before)
-    counters.attempt += 1
-    counters.skipped += 1
-    counters.skips_in_a_row += 1
-    counters.hopeless_in_a_row += counters.loss_scale == before
+    counting.skipped(replica.counters, replica.settings, overflowed)
+    for one in replica.owned.values():
+        one.tag = replica.counters.attempt

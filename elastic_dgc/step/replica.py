@@ -71,6 +71,7 @@ class Replica:
         self._arriving: dict[str, Tensor] | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients that have arrived
         self._keeping = False
+        self._kept_of = -1
         self.kept: dict[str, Tensor] = {}  # the gradients of the last virtual worker, or none of them
         self.full_steps = True  # whether the last step counted what full shares count
         for name, parameter in self.trained.items():
@@ -100,12 +101,13 @@ class Replica:
 
     def kept_of(self, virtual_worker: int) -> dict[str, Tensor]:
         """This virtual worker's gradients by parameter, if they were not moved into its other v; else nothing."""
-        return self.kept if virtual_worker == self.last else {}
+        return self.kept if virtual_worker == self._kept_of else {}
 
     def attach(self, virtual_worker: int) -> None:
         """Let backward write the gradient of this virtual worker. What was in its other v is gone."""
         self._arriving = self._staging if self._staging is not None else self.owned[virtual_worker].other_v_views
         self._keeping = virtual_worker == self.last and self._staging is None
+        self._kept_of = virtual_worker
         self._norms.clear()
         self.release()
         for parameter in self.trained.values():
@@ -157,6 +159,15 @@ class Replica:
     def release(self) -> None:
         """The gradient was accumulated: free what was kept of it."""
         self.kept.clear()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Move what was kept of a gradient to where the others are: another virtual worker's is to be computed."""
+        if self.kept:
+            into = self.owned[self._kept_of].other_v_views
+            for name, gradient in self.kept.items():
+                into[name].copy_(gradient)
+            self.kept.clear()
 
     def weights_for_decay(self) -> Tensor:
         """The weights where u and v are; what weight decay reads."""

@@ -32,6 +32,7 @@ class Request(IntFlag):
     CHECKPOINT = 1
     STOP = 2
     FENCED = 4  # a newer view was claimed: end without writing
+    VIEW = 8  # a change of view is pending: the coordinator waits for the boundary
 
 
 @dataclass(frozen=True)

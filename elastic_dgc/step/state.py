@@ -69,6 +69,7 @@ class OwnedState:
         self._views = tuple(layout.views(one) for one in self._v)
         self._buffers = tuple({n: b.detach().clone() for n, b in buffers.items()} for _ in range(2))
         self._now = 0
+        self.tag = 0  # how many attempts are decided in the current copies
 
     @property
     def u(self) -> Tensor | None:
@@ -99,9 +100,9 @@ class OwnedState:
     def other_buffers(self) -> dict[str, Tensor]:
         return self._buffers[1 - self._now]
 
-    def flip(self) -> None:
-        """COMMIT: the other copies become the current ones."""
-        self._now = 1 - self._now
+    def flip(self, tag: int) -> None:
+        """COMMIT: the other copies become the current ones. `tag`: the attempts that are decided in them."""
+        self._now, self.tag = 1 - self._now, tag
 
     def export(self) -> Exported:
         """Tensors `u/<parameter>`, `v/<parameter>`, `buffer/<name>` (views, not copies)."""

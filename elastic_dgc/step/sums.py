@@ -6,7 +6,7 @@ Both ways read `other_v` of the hosted virtual workers and leave there what was 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,28 +19,28 @@ from elastic_dgc.exchange.ask import Ask, Key, Kind, Parcel, Payload, Steps
 from elastic_dgc.exchange.gather import gather_virtual
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.step.plan import Plan
+from elastic_dgc.step.repair import SumKnown
 from elastic_dgc.step.state import OwnedState
 from elastic_dgc.step.total import Total
 
 
-def sparse_sum(
-    members: Members,
-    layout: Layout,
-    plan: Plan,
-    attempt: int,
-    packed: Mapping[int, bytes],
-    deadline_s: float,
-    total: Total,
-    require: bool,
-) -> Steps[int]:
-    """All K messages reach everyone and are added one after the other into `total`. Returns the packed bytes of all K.
-
-    With `require`, raises `CompressionOff` on everyone alike where a message is over twice what was promised.
-    """
-    messages = yield from gather_virtual(
+def gather_messages(
+    members: Members, plan: Plan, attempt: int, packed: Mapping[int, bytes], deadline_s: float
+) -> Steps[list[Payload]]:
+    """All K packed messages reach everyone."""
+    return gather_virtual(
         members, Kind.MESSAGE, attempt, packed, phase="exchange", deadline_s=deadline_s, sent_point="exchange",
         bytes_each=plan.promised_bytes,
     )  # fmt: skip
+
+
+def sparse_sum(
+    layout: Layout, plan: Plan, attempt: int, messages: Sequence[Payload], total: Total, require: bool = False
+) -> int:
+    """Add all K messages into `total`, one after the other. Returns the packed bytes of all K.
+
+    With `require`, raises `CompressionOff` on everyone alike where a message is over twice what was promised.
+    """
     if require:
         for k, message in enumerate(messages):
             if len(message) > 2 * plan.promised_bytes:
@@ -48,11 +48,12 @@ def sparse_sum(
                     f"virtual worker {k} packed {len(message)} bytes at attempt {attempt}, over twice the "
                     f"{plan.promised_bytes} that density {plan.density:g} and {plan.values} values promise"
                 )
-    total.add_up(layout, [_unpack(layout, k, message) for k, message in enumerate(messages)])
+    total.add_up(layout, [unpack_of(layout, k, message) for k, message in enumerate(messages)])
     return sum(len(message) for message in messages)
 
 
-def _unpack(layout: Layout, virtual_worker: int, message: Payload) -> Message:
+def unpack_of(layout: Layout, virtual_worker: int, message: Payload) -> Message:
+    """A virtual worker's message. Raises `MessageError` that names it."""
     try:
         return unpack(layout, message)
     except MessageError as error:  # on everyone alike: all have the same bytes
@@ -94,29 +95,34 @@ def dense_sum(
     sizes = [wire.size(kind, span.stop - span.start) for span in spans]
     by_library = members.collectives
     known = {key: sizes[key.part] for key in want} if by_library else None
-    got = yield Ask(send, want, "exchange", deadline_s, "exchange", known)
     sums: dict[int, Tensor] = {}
     rounding: dict[int, Tensor] = {}
-    for i in sorted(owned):
-        width = spans[i].stop - spans[i].start
-        added = torch.zeros(width)
-        for k in range(k_all):
-            key = Key(Kind.SLICE, attempt, k, i)
-            added += wire.from_bytes(got[key], kind, width).data if key in got else cpu[k][spans[i]]
-        sums[i] = wire.encode(added, kind).data
-        rounding[i] = added - sums[i].float()
-    own = {i: _bytes_of(value) for i, value in sums.items()}
-    parts = yield from gather_virtual(
-        members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s,
-        bytes_each=wire.size(kind, layout.numel) / k_all, sizes=sizes if by_library else None,
-    )  # fmt: skip
+    try:
+        got = yield Ask(send, want, "exchange", deadline_s, "exchange", known)
+        for i in sorted(owned):
+            width = spans[i].stop - spans[i].start
+            added = torch.zeros(width)
+            for k in range(k_all):
+                key = Key(Kind.SLICE, attempt, k, i)
+                added += wire.from_bytes(got[key], kind, width).data if key in got else cpu[k][spans[i]]
+            sums[i] = wire.encode(added, kind).data
+            rounding[i] = added - sums[i].float()
+        own = {i: _bytes_of(value) for i, value in sums.items()}
+        parts = yield from gather_virtual(
+            members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s,
+            bytes_each=wire.size(kind, layout.numel) / k_all, sizes=sizes if by_library else None,
+        )  # fmt: skip
+        widths = [span.stop - span.start for span in spans]
+        slices = [wire.from_bytes(part, kind, width).data for part, width in zip(parts, widths, strict=True)]
+        whole = torch.cat(slices).float()
+    except SumKnown as decided:  # by others, who had the sums of the slices hosted here too: their rounding is known
+        whole = wire.from_bytes(decided.total, "fp32", layout.numel).data.clone()
     # Only now may other_v change: it is what the transport was still reading from.
     for k, one in owned.items():
         clear_whole(one.other_v, sent[k])
-        one.other_v[spans[k]] += rounding[k].to(one.other_v.device)
-    widths = [span.stop - span.start for span in spans]
-    slices = [wire.from_bytes(part, kind, width).data for part, width in zip(parts, widths, strict=True)]
-    total.take(torch.cat(slices).float().to(total.flat.device))
+        if k in rounding:
+            one.other_v[spans[k]] += rounding[k].to(one.other_v.device)
+    total.take(whole.to(total.flat.device))
     return k_all * wire.size(kind, layout.numel)
 
 

@@ -66,8 +66,8 @@ def test_what_was_accumulated_was_applied_or_is_still_in_v(exchange: str, monkey
             gradients.append(flat.double() / 4)
         return compress(of, *rest)
 
-    compress = attempt_module._compress
-    monkeypatch.setattr(attempt_module, "_compress", seen)
+    compress = attempt_module.prepare
+    monkeypatch.setattr(attempt_module, "prepare", seen)
     for _ in range(6):
         before = weights() - group.pending()
         gradients.clear()
