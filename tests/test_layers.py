@@ -19,6 +19,8 @@ ORDER: list[set[str]] = [  # from the bottom up; layers of one set do not import
     {"compression", "precision", "exchange"},
     {"step"},
     {"data", "keeping", "membership"},
+    {"protocol"},
+    {"simulation"},
     {"models"},
     {"tasks"},
     {"trainer"},
