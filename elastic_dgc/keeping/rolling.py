@@ -118,6 +118,13 @@ class RollingCopy:
         return max((kept[-1].tag for kept in self._chunks if kept), default=-1)
 
     @property
+    def start(self) -> int | None:
+        """The attempt that a replay would begin at, for a view closed now; None while something is missing. Says
+        nothing of damage, which `fit` looks for."""
+        floor = min((kept[-1].tag if kept else -1 for kept in self._chunks), default=-1)
+        return max((one.tag for one in self._buffers if one.tag <= floor), default=None)
+
+    @property
     def size_bytes(self) -> int:
         """What is held."""
         return sum(len(piece.payload) for kept in (*self._chunks, self._buffers) for piece in kept)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from elastic_dgc.errors import ProtocolError
 from elastic_dgc.membership.actions import Action, Say, keeper_address, keeper_node
 from elastic_dgc.membership.change import FLUSH, INVENTORY, REPORT
-from elastic_dgc.membership.control import Install, Poll
+from elastic_dgc.membership.control import Beat, Install, Poll
 from elastic_dgc.membership.course import PAUSE, Course
 from elastic_dgc.membership.limits import Limits
 from elastic_dgc.membership.presence import BEAT, CONFIRM, PHASE
@@ -65,9 +65,12 @@ class Coordinator:
             self._passed(name)
         return self._course.drain()
 
-    def died(self, uid: str) -> list[Action]:
-        """The platform saw this process end, which is evidence enough."""
+    def died(self, uid: str, last: Beat | None = None) -> list[Action]:
+        """The platform saw this process end, which is evidence enough. `last`: what it was doing, where its keeper
+        knows; its heartbeats may be too few to tell."""
         if not self._course.over:
+            if last is not None and self._course.member(uid):
+                self._course.presence.told(last)
             self._course.lose({uid: "its process ended"})
         return self._course.drain()
 

@@ -46,6 +46,10 @@ class Presence:
             self._timed[beat.uid] = phase
             self._emit(SetTimer(name, self._limit(beat)))
 
+    def told(self, beat: Beat) -> None:
+        """Another one told what it was doing, who has its memory: no sign of life."""
+        self._last[beat.uid] = beat
+
     def _limit(self, beat: Beat) -> float:
         """Where peers are waited for, a worker suspects them by itself when the limit passes: it is lost only if it
         does nothing about it, and gets the time to."""

@@ -60,12 +60,14 @@ def _adopt(m: Member, view: View, k: int) -> Life[None]:
             yield from _here(m, view, k, found, tried)
             return
     if not m.fast:
+        stuck = agent.unanswered["stuck"] = Out(COORDINATOR, say.Stuck(m.uid, view.number, k, tuple(tried)))
         yield from m.wait(
-            (Out(COORDINATOR, say.Stuck(m.uid, view.number, k, tuple(tried))),),
+            (stuck,),
             lambda: agent.number > view.number or (view.number, k) in agent.inexact_allowed,
             "rehost",
             m.limits.exact_wait_s + m.limits.rehost_s,
         )
+        del agent.unanswered["stuck"]
         if agent.number > view.number:
             raise _Newer
     for source in [one for one in sources if not one.tier.exact] + [Source(Tier.ZERO)]:
@@ -152,7 +154,7 @@ def _replayed(m: Member, k: int, alone: Replica, start: int, chunks: list[Chunk]
     parts = m.keeper.shared(m.decided, start)
     if parts is None:
         raise Unreplayable(
-            f"virtual worker {k} would have to be replayed from attempt {start}; the log here does not reach so far back"
+            f"virtual worker {k} would have to be replayed from attempt {start}, and the log here begins later"
         )
     first, *entries = parts
     log = [Entry.unpack(one) for one in entries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from elastic_dgc.membership import control as say
 from elastic_dgc.membership.roster import View, Worker
-from elastic_dgc.protocol.letters import Fetch, Frame, Given, Probe, Reached, Snapshot
+from elastic_dgc.protocol.letters import Fetch, Frame, Given, Kept, Probe, Reached, Snapshot
 from elastic_dgc.protocol.post import Post
 from elastic_dgc.protocol.wait import COORDINATOR, Out, Over
 
@@ -26,10 +26,12 @@ class Agent:
         self.installed: View | None = None  # what the coordinator has installed
         self.reached: set[str] = set()
         self.given: dict[tuple[int, str, int, int], Given] = {}
+        self.kept: dict[tuple[int, str], int | None] = {}  # (virtual worker, buddy's node): where a replay would begin
         self.pending = False
         self.over: tuple[str, str] | None = None
         self.paused = ""
         self.inexact_allowed: set[tuple[int, int]] = set()
+        self.unanswered: dict[str, Out] = {}  # what a coordinator that comes back must be told again
         self.coordinator_lost = False
         self.doing: Doing = ("joining", 0, -1)
 
@@ -48,6 +50,8 @@ class Agent:
             case Given():
                 if letter.number >= self.number or (self.view and letter.number == self.view.number):
                     self.given[(letter.number, letter.what, letter.attempt, letter.virtual_worker)] = letter
+            case Kept():
+                self.kept[(letter.virtual_worker, letter.node)] = letter.start
             case Fetch() | Snapshot():
                 raise TypeError(f"a worker is asked for {letter}: that is a keeper's")
             case _:
@@ -89,7 +93,7 @@ class Agent:
             case say.Ping():
                 return [self.beat()]
             case say.Poll():
-                return [self.hello()]
+                return [self.hello(), *self.unanswered.values()]
             case say.BeatSeen():
                 pass
             case _:
@@ -105,6 +109,11 @@ class Agent:
         return Out(
             COORDINATOR, say.Beat(self.me.uid, self.view.number if self.view else 0, phase, attempt, virtual_worker)
         )
+
+    def leave(self, reason: str) -> list[Out]:
+        """This process is to end soon (a drain notice, SIGTERM, a spot warning): hand over at the next boundary."""
+        self.unanswered["leave"] = Out(COORDINATOR, say.Leave(self.me.uid, reason))
+        return [self.unanswered["leave"]]
 
     def suspect(self, peer: str, reason: str) -> list[Out]:
         """A peer's connection ended, or a deadline passed. Nothing changes by it here."""
@@ -133,4 +142,6 @@ class Agent:
         self.view, self.fence, self.plan, self.installed = view, None, None, None
         self.pending, self.paused = False, ""
         self.post.install(view)
+        mine = view.hosted(self.me.uid)
+        self.kept = {key: start for key, start in self.kept.items() if key[0] in mine and view.buddy(key[0]) == key[1]}
         self.given = {key: one for key, one in self.given.items() if key[0] >= view.number}

@@ -10,6 +10,7 @@ from elastic_dgc.keeping import serialize
 from elastic_dgc.membership import control as say
 from elastic_dgc.protocol import change
 from elastic_dgc.protocol.bundle import unbundle
+from elastic_dgc.protocol.ledger import Ledger
 from elastic_dgc.protocol.wait import COORDINATOR, STORAGE, Life, Out
 from elastic_dgc.step.advance import advance
 from elastic_dgc.step.log import Entry
@@ -42,6 +43,7 @@ def join(m: Member) -> Life[None]:
         if not (yield from _begin(m, plan)):
             agent.plan = None if agent.plan is plan else agent.plan
             continue
+        m.fault("acknowledge", m.decided)
         in_time = yield from m.wait(
             (Out(COORDINATOR, say.Flushed(m.uid, number, m.decided)),),
             lambda seen=number: agent.number > seen or agent.installed is not None,  # type: ignore[misc]
@@ -66,6 +68,7 @@ def _begin(m: Member, plan: say.Plan) -> Life[bool]:
     if agent.number > number or not in_time:
         return False
     m.replica = m.program.replica(())
+    m.ledger = m.new_ledger(known=True)
     shared = agent.given.get((number, "shared", plan.closed_at, -1))
     if shared is not None:
         if shared.payload is None:
@@ -88,12 +91,14 @@ def _begin(m: Member, plan: say.Plan) -> Life[bool]:
 
 
 def load_shared(m: Member, packed: bytes) -> None:
+    """Shared state as it was packed; nothing is known of what was sent before."""
     m.replica.load_shared(*serialize.unpack(packed))
+    m.ledger = m.new_ledger(known=False)
 
 
 def take_shared(m: Member, payload: bytes) -> None:
     """A snapshot and the log that leads on from it; this node's keeper learns both, so that replays can start here."""
-    first, fields, *entries = unbundle(payload)
+    first, fields, ledger, *entries = unbundle(payload)
     load_shared(m, first)
     tag = m.decided
     log = [Entry.unpack(one) for one in entries]
@@ -101,5 +106,7 @@ def take_shared(m: Member, payload: bytes) -> None:
     advance(m.replica, log)
     m.followed += [one.attempt for one in log]
     m.take_fields(fields)
+    settings, layout = m.replica.settings, m.replica.layout
+    m.ledger = Ledger.unpack(settings, layout, ledger) if ledger else m.new_ledger(known=False)
     m.keeper.note(m.decided - 1, json.loads(fields))
     m.newest = log[-1] if log else None

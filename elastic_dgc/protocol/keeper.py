@@ -17,7 +17,8 @@ from elastic_dgc.keeping.rolling import RollingCopy
 from elastic_dgc.membership import control as say
 from elastic_dgc.membership.roster import View
 from elastic_dgc.protocol.bundle import bundle
-from elastic_dgc.protocol.letters import Fetch, Given, Probe, Reached, Snapshot
+from elastic_dgc.protocol.ledger import Ledger
+from elastic_dgc.protocol.letters import Fetch, Given, Kept, Probe, Reached, Snapshot
 from elastic_dgc.protocol.packing import pack_owned
 from elastic_dgc.protocol.wait import COORDINATOR, Out
 from elastic_dgc.step.log import AttemptLog, Entry
@@ -46,6 +47,7 @@ class Keeper:
         self._budget_bytes = budget_bytes
         self.log = AttemptLog(budget_bytes)
         self.rolling: dict[int, RollingCopy] = {}
+        self.ledger: Ledger | None = None  # of the training processes here
         self.offered: dict[int, tuple[str, OwnedState]] = {}  # handed over, for a view that is not installed yet
         self.refused = 0
         self._snapshots: list[tuple[int, bytes]] = []
@@ -128,7 +130,10 @@ class Keeper:
     def given(self, closed_at: int) -> bytes | None:
         """All that a newcomer needs: the oldest snapshot, the notes, the log."""
         parts = self.shared(closed_at)
-        return None if parts is None else bundle([parts[0], self.notes(closed_at), *parts[1:]])
+        if parts is None:
+            return None
+        ledger = self.ledger.pack() if self.ledger is not None and self.ledger.attempt == closed_at else b""
+        return bundle([parts[0], self.notes(closed_at), ledger, *parts[1:]])
 
     @property
     def shared_range(self) -> tuple[int, int] | None:
@@ -156,7 +161,8 @@ class Keeper:
             case Fetch():
                 return [Out(sender, self._fetch(letter))]
             case Snapshot():
-                self._keep(letter)
+                kept = self._keep(letter)
+                return [Out(sender, kept)] if kept is not None else []
             case _:
                 pass  # what the coordinator tells everybody
         return []
@@ -220,15 +226,17 @@ class Keeper:
                 payload = pack_owned(max(fits, key=lambda state: state.tag))
         return Given(letter.view, "copy", letter.closed_at, k, payload, reason)
 
-    def _keep(self, letter: Snapshot) -> None:
+    def _keep(self, letter: Snapshot) -> Kept | None:
+        """Take a piece in. At the end of a round its owner is told whether the copy is complete."""
         if letter.view < self.number:
             self.refused += 1
-            return
+            return None
         try:
             piece = unpack_piece(letter.payload, self.run)
         except MessageError:
             self.refused += 1  # a damaged copy is none; its predecessor stays
-            return
+            return None
         copy = self.rolling.setdefault(letter.virtual_worker, RollingCopy(self.chunks))
         copy.put(piece)
         copy.settle(letter.settled)
+        return Kept(self.node, letter.virtual_worker, copy.start) if piece.index == self.chunks - 1 else None

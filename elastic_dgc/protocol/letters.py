@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_dgc.exchange.ask import Key
+from elastic_dgc.exchange.ask import Key, Payload
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Frame:
 
     view: int
     key: Key
-    payload: bytes
+    payload: Payload
 
 
 @dataclass(frozen=True)
@@ -63,3 +63,12 @@ class Snapshot:
     index: int
     settled: int
     payload: bytes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A buddy's answer at the end of a round: from which attempt on its copy would be replayed, None: not complete."""
+
+    node: str
+    virtual_worker: int
+    start: int | None

@@ -47,12 +47,14 @@ class MassBound:
         the attempt (read for weight decay only)."""
         for k, row in enumerate(rows):
             if math.isfinite(row.v_norm):  # of v before the attempt
-                self.v[k] = min(self.v[k], row.v_norm * self._measured)
+                self.v[k] = row.v_norm * self._measured
         if not committed:
             return
         settings = self._settings
         count, momentum = sum(row.count for row in rows), settings.momentum
-        decay = settings.local_decay / settings.virtual_workers * weights_norm * self._measured
+        decay = 0.0
+        if settings.local_decay:  # else the norm may not be known
+            decay = settings.local_decay / settings.virtual_workers * weights_norm * self._measured
         for k, row in enumerate(rows):
             gradient = row.gradient_norm * gradient_factor(settings, count, row) * self._measured + decay
             added = gradient

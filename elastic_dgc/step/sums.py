@@ -109,7 +109,7 @@ def dense_sum(
             rounding[i] = added - sums[i].float()
         own = {i: _bytes_of(value) for i, value in sums.items()}
         parts = yield from gather_virtual(
-            members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s,
+            members, Kind.SUM, attempt, own, phase="exchange", deadline_s=deadline_s, sent_point="sum",
             bytes_each=wire.size(kind, layout.numel) / k_all, sizes=sizes if by_library else None,
         )  # fmt: skip
         widths = [span.stop - span.start for span in spans]
