@@ -16,8 +16,11 @@ from elastic_dgc.membership.roster import View, Worker
 
 def closing(reports: Sequence[Report], inventories: Sequence[Inventory], view: View) -> tuple[int, str | None]:
     """The highest attempt count among the survivors of `view`, or of a log that a keeper has of one who was lost, and
-    that keeper's address: what is in a log was decided, and may have been applied. Raises `ProtocolError` where somebody is further behind
-    than one, which R9 rules out for all who host something (a spare is asked for nothing, and may lag)."""
+    that keeper's address: what is in a log was decided, and may have been applied.
+
+    Raises `ProtocolError` where somebody is further behind than one, which R9 rules out for all who host something (a
+    spare is asked for nothing, and may lag).
+    """
     highest = max(one.decided for one in reports)
     for one in reports:
         if one.decided < highest - 1 and view.hosted(one.uid):

@@ -47,9 +47,11 @@ def test_the_old_process_is_ended_before_its_memory_is_given_away() -> None:
     here, ended = keeper()
     here.hold(0, "a", owned(tag=5, value=2.0))
     given = fetched(here, 5)
-    assert ended == ["a"] and given.payload is not None
+    assert ended == ["a"]
+    assert given.payload is not None
     fresh = owned()
-    assert load_owned(fresh, given.payload) == 5 and bool((fresh.v == 2).all())
+    assert load_owned(fresh, given.payload) == 5
+    assert bool((fresh.v == 2).all())
 
 
 def test_a_copy_above_the_closed_attempt_and_an_old_view_are_refused() -> None:
@@ -76,7 +78,8 @@ def keep(here: Keeper, tag: int, view: int = 1, run: str = "run") -> list[object
 def test_a_rolling_copy_is_whole_after_a_round_and_says_so() -> None:
     here, _ = keeper()
     assert fetched(here, 9, rolling=True).payload is None
-    assert keep(here, 4) == [] and keep(here, 5) == [Kept("x", 0, 4)]
+    assert keep(here, 4) == []
+    assert keep(here, 5) == [Kept("x", 0, 4)]
     assert len(unbundle(fetched(here, 5, rolling=True).payload or b"")) == 3
     assert fetched(here, 4, rolling=True).payload is None  # chunk 1 is of a later attempt
 
@@ -90,7 +93,8 @@ def test_a_damaged_or_foreign_piece_or_one_of_an_old_view_changes_nothing() -> N
     assert keep(here, 6, run="another") == []
     here.hear("coordinator", say.Fence(1, 2, (), ()))
     assert keep(here, 6, view=1) == []
-    assert here.refused == 5 and here.rolling[0].newest_tag == 5
+    assert here.refused == 5
+    assert here.rolling[0].newest_tag == 5
 
 
 def test_shared_state_is_given_with_the_log_since_for_two_rounds() -> None:
@@ -101,9 +105,11 @@ def test_shared_state_is_given_with_the_log_since_for_two_rounds() -> None:
         here.decided(entry(attempt))
         here.decided(entry(attempt))  # by another process of the node
     low, high = here.shared_range or (0, 0)
-    assert high == 12 and low <= 12 - 2 * here.chunks
+    assert high == 12
+    assert low <= 12 - 2 * here.chunks
     parts = here.shared(11, tag=9)
-    assert parts is not None and parts[0] == b"state 8"
+    assert parts is not None
+    assert parts[0] == b"state 8"
     assert [Entry.unpack(one).attempt for one in parts[1:]] == [8, 9, 10]
     assert here.shared(5) is None, "what is older than all that may be replayed is freed"
 
@@ -122,7 +128,8 @@ def test_a_copy_is_freed_when_two_views_have_no_use_for_it() -> None:
 
 def test_bundles_come_back_and_damage_is_an_error() -> None:
     parts = [b"", b"abc", b"x" * 1000]
-    assert unbundle(bundle(parts)) == parts and unbundle(bundle([])) == []
+    assert unbundle(bundle(parts)) == parts
+    assert unbundle(bundle([])) == []
     for damaged in (b"", bundle(parts)[:-1], bundle(parts) + b"x"):
         with pytest.raises(MessageError):
             unbundle(damaged)

@@ -81,7 +81,8 @@ def test_a_newcomer_gets_the_same_ledger_and_damage_is_seen() -> None:
     replica, ledger, _ = trained(3, 0.05)
     ledger.saved(3)
     again = Ledger.unpack(replica.settings, replica.layout, ledger.pack())
-    assert again.pack() == ledger.pack() and (again.attempt, again.since) == (3, 3)
+    assert again.pack() == ledger.pack()
+    assert (again.attempt, again.since) == (3, 3)
     assert not bool(again.sent[0].mask().any())
     with pytest.raises(MessageError):
         Ledger.unpack(replica.settings, replica.layout, ledger.pack()[:-3])

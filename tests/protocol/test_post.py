@@ -38,7 +38,8 @@ def test_an_older_view_is_refused_from_the_fence_on_and_a_newer_one_waits() -> N
     post.deliver("b", Frame(1, key(Kind.ROW), b"old"))
     post.deliver("b", Frame(2, key(Kind.ROW), b"old"))
     post.deliver("b", Frame(3, key(Kind.ROW), b"new"))
-    assert len(post.refused) == 2 and not post.has([key(Kind.ROW)])
+    assert len(post.refused) == 2
+    assert not post.has([key(Kind.ROW)])
     post.install(view(3))
     assert post.get(key(Kind.ROW)) == b"new"
 
