@@ -166,10 +166,11 @@ class RollingCopy:
         while floor is not None and len(self._buffers) > 1 and self._buffers[1].tag <= floor:
             del self._buffers[0]
 
-    def forget_after(self, closed_at: int) -> None:
-        """A view was closed at this many attempts: copies of more are of a history that did not go on."""
+    def forget_after(self, closed_at: int, view: int) -> None:
+        """This view begins at this many attempts: copies of more, made before it, are of a history that did not go
+        on."""
         for kept in (*self._chunks, self._buffers):
-            while kept and kept[-1].tag > closed_at:
+            while kept and kept[-1].tag > closed_at and kept[-1].view < view:
                 kept.pop()
 
     def fit(self, closed_at: int) -> Fit | None:

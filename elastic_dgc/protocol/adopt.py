@@ -90,9 +90,9 @@ def _try(m: Member, view: View, k: int, source: Source, tried: list[str]) -> Lif
     try:
         match source.tier:
             case Tier.INITIAL | Tier.ZERO:
-                state = m.replica.host(k)
-                state.tag = m.decided
-                m.keeper.hold(k, m.uid, state)
+                alone = m.program.replica([k])  # with the buffers of the beginning: the model's have been used here
+                alone.owned[k].tag = m.decided
+                _move(m, k, alone)
                 return Recovered(source.tier)
             case Tier.KEEPER:
                 packed = yield from _fetch(m, view, k, source.node, rolling=False)

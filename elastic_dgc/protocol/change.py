@@ -207,6 +207,8 @@ def take_over(m: Member, view: View) -> Life[bool]:
 
 
 def digest_of(m: Member) -> str:
-    """The digest of shared state: what a newcomer compares with what it was given."""
+    """The digest of shared state: what a newcomer compares with what it was given. Without what boundaries change,
+    where one may be further than another."""
     tensors, values = m.replica.export_shared()
-    return combine({**digests(tensors), "counters": repr(sorted(values.items()))})
+    counted = {name: value for name, value in values.items() if name not in m.boundary_fields()}
+    return combine({**digests(tensors), "counters": repr(sorted(counted.items()))})

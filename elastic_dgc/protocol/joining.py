@@ -108,5 +108,5 @@ def take_shared(m: Member, payload: bytes) -> None:
     m.take_fields(fields)
     settings, layout = m.replica.settings, m.replica.layout
     m.ledger = Ledger.unpack(settings, layout, ledger) if ledger else m.new_ledger(known=False)
-    m.keeper.note(m.decided - 1, json.loads(fields))
+    m.keeper.note(m.decided, json.loads(fields))
     m.newest = log[-1] if log else None

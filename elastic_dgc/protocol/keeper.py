@@ -42,7 +42,8 @@ class Keeper:
 
     def __init__(self, node: str, run: str, budget_bytes: int, chunks: int, ended: Callable[[str], None]) -> None:
         self.node, self.run, self.chunks = node, run, chunks
-        self.number = 0
+        self.number = 0  # the highest view that was fenced or installed
+        self._installed = 0
         self.slots: dict[int, Slot] = {}
         self._budget_bytes = budget_bytes
         self.log = AttemptLog(budget_bytes)
@@ -112,8 +113,9 @@ class Keeper:
             del self._notes[old]
 
     def notes(self, closed_at: int) -> bytes:
-        """The last of these before a boundary is worked on."""
-        known = [decided for decided in self._notes if decided < closed_at]
+        """The last of these. What was done of the boundary at `closed_at` itself is among them: what not everyone has
+        done there is done again, and replaces it."""
+        known = [decided for decided in self._notes if decided <= closed_at]
         return self._notes[max(known)] if known else b"{}"
 
     def shared(self, closed_at: int, tag: int | None = None) -> list[bytes] | None:
@@ -192,8 +194,10 @@ class Keeper:
         return outs
 
     def _install(self, view: View) -> None:
-        """Copies that neither this view nor the one before may ask for are freed."""
-        self.number = max(self.number, view.number)
+        """Copies that neither this view nor the one before may ask for are freed. A view may be announced again."""
+        if view.number <= self._installed:
+            return
+        self.number, self._installed = max(self.number, view.number), view.number
         here = {k for k, host in enumerate(view.hosts) if view.workers[host].node == self.node}
         named = frozenset(k for k, sources in view.sources.items() if any(s.node == self.node for s in sources))
         self.slots = {k: slot for k, slot in self.slots.items() if k in here | named | self._named}
@@ -201,7 +205,7 @@ class Keeper:
         self.rolling = {k: one for k, one in self.rolling.items() if k in buddies | named | self._named}
         self._named = named
         for copy in self.rolling.values():
-            copy.forget_after(view.closed_at)
+            copy.forget_after(view.closed_at, view.number)
 
     def _fetch(self, letter: Fetch) -> Given:
         k = letter.virtual_worker

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections.abc import Sequence
 
 from elastic_dgc.compression.layout import Layout
+from elastic_dgc.compression.message import Message
 from elastic_dgc.errors import MessageError
 from elastic_dgc.exchange.ask import Payload
 from elastic_dgc.keeping.sent import SentSince
@@ -35,9 +37,16 @@ class Ledger:
         self.sent = [SentSince(layout.numel) for _ in start]
         self._weights = math.inf  # bound of their norm
 
-    def decided(self, entry: Entry, applied: int, committed: bool, weights_norm: float | None) -> None:
+    def decided(
+        self,
+        entry: Entry,
+        applied: int,
+        committed: bool,
+        weights_norm: float | None,
+        messages: Sequence[Message] | None = None,
+    ) -> None:
         """An attempt was decided. `applied`: commits before it. `weights_norm`: of the trained weights before it, None
-        where it was not measured (`wants_norm`)."""
+        where it was not measured (`wants_norm`). `messages`: the entry's, where they are decoded already."""
         planned = plan(self._settings, self._layout, applied)
         self._weights = weights_norm if weights_norm is not None else self._weights
         self.mass.decided([Row.unpack(row) for row in entry.rows], planned, committed, self._weights)
@@ -45,11 +54,13 @@ class Ledger:
         if not committed:
             return
         self._weights += self._settings.lr(applied) * sum(self.mass.v)
+        if messages is None and entry.messages is not None:
+            messages = [unpack_of(self._layout, k, one) for k, one in enumerate(entry.messages)]
         for k, one in enumerate(self.sent):
-            if entry.messages is None:
+            if messages is None:
                 one.add_all()
             else:
-                one.add(unpack_of(self._layout, k, entry.messages[k]).positions)
+                one.add(messages[k].positions)
 
     def wants_norm(self) -> bool:
         """Whether the norm of the weights is to be measured for the coming attempt."""

@@ -52,7 +52,8 @@ def _attempt(m: Member) -> Life[None]:
     outcome = yield from drive(m, steps, lambda: boundary(m))
     m.stage = 0
     assert m.newest is not None
-    m.ledger.decided(m.newest, applied, outcome.committed, norm)
+    m.ledger.decided(m.newest, applied, outcome.committed, norm, m.decoded)
+    m.decoded = None
     m.program.applied(outcome, m.replica)
     # The vote of this attempt returned, so everyone decided the one before it (R9).
     m.agent.post.forget(number)

@@ -7,9 +7,10 @@ times in virtual time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from elastic_dgc.compression.message import Message
 from elastic_dgc.exchange.ask import Key, Kind
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.keeping import serialize
@@ -58,6 +59,7 @@ class Member(Surroundings):
         self.extra: tuple[str, ...] = ()  # what the last vote asked for beside that
         self.closing: say.Plan | None = None  # the flush has given all that finishes the open attempt
         self.newest: Entry | None = None  # the last decided attempt, for whoever is behind
+        self.decoded: Sequence[Message] | None = None  # what was sent in the open attempt
         self.incoming: dict[int, bytes] = {}  # owned state that a plan gives this worker
         self.recovered: list[tuple[int, adopt.Recovered]] = []  # orphans that came here, in order
         self.followed: list[int] = []  # attempts that were taken from a log: decided by workers who may be gone
@@ -102,6 +104,9 @@ class Member(Surroundings):
 
     def prepared(self, virtual_worker: int, message: bytes) -> None:
         self.keeper.prepared(virtual_worker, self.decided, message)
+
+    def sent(self, messages: Sequence[Message]) -> None:
+        self.decoded = messages
 
     def enter(self, entry: Entry) -> None:
         self.newest = entry

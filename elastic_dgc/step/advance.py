@@ -16,7 +16,7 @@ from elastic_dgc.step.log import Entry
 from elastic_dgc.step.plan import plan
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.step.row import Row
-from elastic_dgc.step.sums import sparse_sum
+from elastic_dgc.step.sums import decode_all
 from elastic_dgc.step.vote import Decision, Verdict, decide
 
 
@@ -74,7 +74,8 @@ def apply_entry(replica: Replica, entry: Entry, decision: Decision) -> bool:
         kinds = ("whole", "sparse") if planned.whole else ("sparse", "whole")
         raise Disagreement(f"attempt {entry.attempt} is {kinds[0]} by these settings, {kinds[1]} in the log")
     if entry.messages is not None:
-        upload = sparse_sum(layout, planned, entry.attempt, entry.messages, replica.total)
+        replica.total.add_up(layout, decode_all(layout, planned, entry.attempt, entry.messages))
+        upload = sum(map(len, entry.messages))
     else:
         whole = wire.from_bytes(entry.total or b"", "fp32", layout.numel).data
         replica.total.take(whole.to(replica.total.flat.device))

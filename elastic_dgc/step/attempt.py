@@ -19,7 +19,8 @@ from elastic_dgc.step.repair import Surroundings, insist
 from elastic_dgc.step.replica import LossFunction, Replica
 from elastic_dgc.step.row import ROW_BYTES, Health, Request, Row
 from elastic_dgc.step.settings import FaultHook
-from elastic_dgc.step.sums import dense_sum, gather_messages, sparse_sum
+from elastic_dgc.step.state import OwnedState
+from elastic_dgc.step.sums import decode_all, dense_sum, gather_messages
 from elastic_dgc.step.vote import Decision, Verdict, decide
 
 
@@ -77,11 +78,20 @@ def attempt(
     around = members if isinstance(members, Surroundings) else Surroundings(members)
     rows: dict[int, Row] = {}
     errors: dict[int, Exception] = {}
+    places: dict[int, OwnedState] = {}  # where their gradients are
+    packed: dict[int, bytes] = {}
+    finished: set[int] = set()  # whose messages are made
 
     def compute_missing() -> None:
         """The gradients of hosted virtual workers: all of them at first, later those of a lost worker."""
+        for k in [k for k in rows if replica.owned.get(k) is not places[k]]:  # moved away, perhaps to come back
+            del rows[k]
+            errors.pop(k, None)
+            packed.pop(k, None)
+            finished.discard(k)
         for k in sorted(replica.owned.keys() - rows.keys()):
             fault("forward", number)
+            places[k] = replica.owned[k]
             rows[k], error = compute(replica, k, batches, loss, requests)
             if error is not None:
                 errors[k] = error
@@ -124,8 +134,8 @@ def attempt(
         _skip(replica, decision.overflowed)
         return outcome(False, decision.reasons)
 
-    packed = ahead.packed(decision.count)
-    finished = set(ahead.done)
+    packed.update(ahead.packed(decision.count))
+    finished.update(ahead.done)
 
     def prepare_missing() -> None:
         """The messages of hosted virtual workers, and of one that was lost what others hold of it."""
@@ -158,7 +168,10 @@ def attempt(
         messages = yield from insist(
             lambda: gather_messages(around.members, planned, number, packed, settings.deadline_s), prepare_missing
         )
-        upload = sparse_sum(replica.layout, planned, number, messages, replica.total, settings.require_compression)
+        decoded = decode_all(replica.layout, planned, number, messages, settings.require_compression)
+        replica.total.add_up(replica.layout, decoded)
+        upload = sum(map(len, messages))
+        around.sent(decoded)
         log(messages=tuple(map(bytes, messages)) if around.keeps_log else None)
     clock.lap("exchange")
     fault("apply", number)

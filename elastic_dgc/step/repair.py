@@ -7,9 +7,10 @@ authoritative: where two differ (hardware that is not deterministic), all must a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from elastic_dgc.compression.message import Message
 from elastic_dgc.exchange.ask import Steps
 from elastic_dgc.exchange.members import Members
 from elastic_dgc.step.log import Entry
@@ -56,6 +57,9 @@ class Surroundings:
 
     def prepared(self, virtual_worker: int, message: bytes) -> None:
         """Called before anything of a message is sent."""
+
+    def sent(self, messages: Sequence[Message]) -> None:
+        """Called with what all K messages of a sparse step say, before they are applied."""
 
     def enter(self, entry: Entry) -> None:
         """Into the log. Called when an attempt is decided, before anything of it is written where it cannot be taken

@@ -34,13 +34,11 @@ def gather_messages(
     )  # fmt: skip
 
 
-def sparse_sum(
-    layout: Layout, plan: Plan, attempt: int, messages: Sequence[Payload], total: Total, require: bool = False
-) -> int:
-    """Add all K messages into `total`, one after the other. Returns the packed bytes of all K.
-
-    With `require`, raises `CompressionOff` on everyone alike where a message is over twice what was promised.
-    """
+def decode_all(
+    layout: Layout, plan: Plan, attempt: int, messages: Sequence[Payload], require: bool = False
+) -> list[Message]:
+    """What all K messages say. With `require`, raises `CompressionOff` on everyone alike where a message is over twice
+    what was promised."""
     if require:
         for k, message in enumerate(messages):
             if len(message) > 2 * plan.promised_bytes:
@@ -48,8 +46,7 @@ def sparse_sum(
                     f"virtual worker {k} packed {len(message)} bytes at attempt {attempt}, over twice the "
                     f"{plan.promised_bytes} that density {plan.density:g} and {plan.values} values promise"
                 )
-    total.add_up(layout, [unpack_of(layout, k, message) for k, message in enumerate(messages)])
-    return sum(len(message) for message in messages)
+    return [unpack_of(layout, k, message) for k, message in enumerate(messages)]
 
 
 def unpack_of(layout: Layout, virtual_worker: int, message: Payload) -> Message:

@@ -157,7 +157,10 @@ def test_old_and_odd_pieces() -> None:
     for odd in (replace(piece(4, 3), index=2), replace(piece(4, 3), index=3), replace(buffers(3), tag=4)):
         with pytest.raises(MessageError, match="it is the turn of 1"):
             copy.put(odd)
-    copy.forget_after(3)
+    made_in = piece(4, 3).view
+    copy.forget_after(3, made_in)  # announced again: what this view has made stays
+    assert copy.newest_tag == 4
+    copy.forget_after(3, made_in + 1)
     assert copy.newest_tag == 3
     assert [chunk.tag for chunk in copy.fit(9).chunks] == [3, 1, 2]
 
