@@ -153,6 +153,10 @@ def _parse(name: str, value: Any, annotation: Any) -> Any:
     kinds = {annotation, *typing.get_args(annotation)}
     if value.lower() == "none" and type(None) in kinds:
         return None
+    words = [word for kind in kinds if typing.get_origin(kind) is typing.Literal for word in typing.get_args(kind)]
+    for word in words:  # a choice of numbers: pydantic takes no text for them
+        if isinstance(word, int) and value == str(word):
+            return word
     origins = {typing.get_origin(kind) for kind in kinds}
     if tuple in origins:
         return tuple(part.strip() for part in value.split(",") if part.strip())

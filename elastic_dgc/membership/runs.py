@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -192,8 +193,17 @@ def mismatch(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def record_result(files: Files, result: Mapping[str, Any]) -> None:
     """Write `result.json` in a run's own storage, replacing it. With "state": "finished" the run is finished;
-    "epochs" is what it reached or is to reach. Raises `StorageError`."""
-    files.write(RESULT_FILE, encode(result))
+    "epochs" is what it reached or is to reach. What is not finite becomes null: JSON has no word for it. Raises
+    `StorageError`."""
+    files.write(RESULT_FILE, encode(_finite(dict(result))))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_result(files: Files) -> dict[str, Any] | None:

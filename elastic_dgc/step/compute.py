@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,15 @@ _LIBRARIES = str(Path(torch.__file__).parent.parent)
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Collated data and how many samples are in it; 0 samples: no forward."""
+    """Collated data and how many samples are in it; 0 samples: no forward. `rows`: which samples, in order, where that
+    is known: named where one of them is the cause of trouble."""
 
     data: Any
     count: int
+    rows: tuple[int, ...] = ()
 
+
+INPUTS_SHOWN = 8
 
 BatchesOf = Callable[[int], Sequence[MicroBatch]]
 """The micro-batches of a virtual worker's present step."""
@@ -55,7 +59,8 @@ def compute(
         if not replica.model.training:
             replica.model.train()
         replica.use_buffers(owned.buffers)
-        for index, batch in enumerate(batches(virtual_worker)):
+        micro = batches(virtual_worker)
+        for index, batch in enumerate(micro):
             if batch.count:
                 seed_everything(replica.settings.seed, counters.attempt, virtual_worker, index)
                 mean, taken = _loss(loss, replica, batch)
@@ -73,7 +78,7 @@ def compute(
     loss_sum, gradient_norm, *measured = torch.stack([total, *norms]).tolist()
     v_norm = measured[0] if measured else math.nan
     if health is Health.GOOD:
-        health, text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm)
+        health, text = _diagnose(replica, virtual_worker, loss_sum, gradient_norm, micro)
     if health is Health.GOOD and measured and not math.isfinite(v_norm):
         # Never by a gradient, whose norm was finite: memory that forgot.
         health, text = Health.NON_FINITE, f"virtual worker {virtual_worker}: its residual v is not finite"
@@ -95,7 +100,9 @@ def _loss(loss: LossFunction, replica: Replica, batch: MicroBatch) -> tuple[Tens
     return mean.reshape(()).float(), int(taken)
 
 
-def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float) -> tuple[Health, str]:
+def _diagnose(
+    replica: Replica, virtual_worker: int, loss_sum: float, gradient_norm: float, micro: Sequence[MicroBatch]
+) -> tuple[Health, str]:
     """Whether a virtual worker's share is good, and why not. Buffers count: an infinite activation ends in them
     alone."""
     buffers = replica.watched(replica.owned[virtual_worker].other_buffers)
@@ -106,18 +113,46 @@ def _diagnose(replica: Replica, virtual_worker: int, loss_sum: float, gradient_n
     buffer = None if calm else first_non_finite(buffers)
     gradient = None if math.isfinite(gradient_norm) else first_non_finite(replica.gradient(virtual_worker))
     forward = not math.isfinite(loss_sum) or buffer is not None
-    found = []
+    found = _bad_inputs(micro)
     if gradient is not None:
         found.append(f"gradient of {gradient}")
     if not math.isfinite(loss_sum):
         found.append(f"loss {loss_sum}")
-    if buffer is not None and not found:
+    if buffer is not None and gradient is None and math.isfinite(loss_sum):
         found.append(f"buffer {buffer}")
-    if not found:
+    if gradient is None and not forward:
         if math.isfinite(gradient_norm):
             return Health.GOOD, ""  # finite buffers whose norm overflows
         found.append("the norm of the gradient overflows")
     return Health.NON_FINITE if forward else Health.OVERFLOW, f"virtual worker {virtual_worker}: {', '.join(found)}"
+
+
+def _bad_inputs(micro: Sequence[MicroBatch]) -> list[str]:
+    """The samples whose own values are not finite: with them it is no use to look for another cause."""
+    rows: list[int] = []
+    for batch in micro:
+        bad = torch.zeros(len(batch.rows), dtype=torch.bool)
+        for tensor in _floating(batch.data):
+            if tensor.dim() and tensor.shape[0] == len(batch.rows):
+                bad |= ~torch.isfinite(tensor.reshape(len(batch.rows), -1)).all(1).cpu()
+        rows += [row for row, wrong in zip(batch.rows, bad.tolist(), strict=True) if wrong]
+    if not rows:
+        return []
+    shown = ", ".join(map(str, rows[:INPUTS_SHOWN]))
+    return [f"input of row {shown}{' ...' if len(rows) > INPUTS_SHOWN else ''} is not finite"]
+
+
+def _floating(data: Any) -> Iterator[Tensor]:
+    """The tensors of floats in a nested batch."""
+    if isinstance(data, Tensor):
+        if data.is_floating_point() and data.numel():
+            yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _floating(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _floating(value)
 
 
 def describe(error: BaseException, virtual_worker: int, attempt: int) -> str:

@@ -85,4 +85,6 @@ class Task(ABC):
 
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, as JSON: whatever decides the result."""
-        return {"task": f"{type(self).__module__}.{type(self).__qualname__}"}
+        # A class that was made in a function loses the function's name on its way to another process.
+        name = type(self).__qualname__.rpartition("<locals>.")[2]
+        return {"task": f"{type(self).__module__}.{name}"}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sysconfig
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from elastic_dgc.errors import ElasticDGCError, error_named
 
 ROWS_SHOWN = 8
+SANE_LR = 0.1  # nothing above it is worth trying where a run has diverged
+ABSURD = 1e6  # for a parameter
 REASON_CHARS = 100
 
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -43,19 +46,39 @@ def skipped(
 def scale_moved(before: float, after: float, bad: Sequence[int]) -> str:
     """What is said of an attempt that only moved the loss scale: no fault of its samples."""
     who = ", ".join(map(str, bad[:ROWS_SHOWN])) + (" ..." if len(bad) > ROWS_SHOWN else "")
-    return f"gradients of virtual worker {who} overflow at loss scale {before:g}, which is {after:g} from now on"
+    return f"gradients of virtual worker {who} overflow at loss scale {before:.15g}, which is {after:.15g} from now on"
 
 
-def mend(lr: float, loss_scale: float, samples_named: bool, verified: str | None) -> str:
-    """What can be done about a run with this learning rate (as the user gave it) that diverged at this loss scale, and
-    what is left of it.
-    `verified`: the last verified checkpoint, as in 'attempt 60 in /runs/...'."""
-    look = "look at these samples, or try" if samples_named else "try"
-    scale = f" or a loss scale below {loss_scale:g}" if loss_scale > 1 else ""
+@dataclass(frozen=True)
+class State:
+    """Of a run that diverged: the learning rate as the user gave it, the loss scale, whether a smaller one may help
+    (a gradient overflowed though its loss was finite), commits so far, the largest parameter."""
+
+    lr: float
+    loss_scale: float
+    overflowed: bool
+    applied: int
+    largest: float
+
+
+def mend(state: State, samples_named: bool, verified: str | None) -> str:
+    """What can be done about a run that diverged, likeliest first, and what is left of it. `verified`: the last
+    verified checkpoint, as in 'attempt 60 in /runs/...'."""
+    tries = []
+    if state.overflowed and state.loss_scale > 1:
+        tries.append(f"try a loss scale below {state.loss_scale:.15g}")
+    if samples_named:
+        tries.append("look at these samples")
+    if state.applied:  # before the first update it has no part in anything
+        tries.append(f"try a lower learning rate, such as {min(state.lr / 10, SANE_LR):g} instead of {state.lr:g}")
+    if not tries:
+        tries.append("look at the data and at the model as it is made")
     left = "the run has no checkpoint yet"
     if verified is not None:
         left = f"the last verified checkpoint, of {verified}, is untouched"
-    return f"{look} a lower learning rate, such as {lr / 10:g} instead of {lr:g}{scale}; {left}"
+        if state.largest > ABSURD:
+            left += f", but parameters reach {state.largest:.1g} there too: begin anew, under another --name"
+    return f"{', or '.join(tries)}; {left}"
 
 
 def failed(text: str) -> str:

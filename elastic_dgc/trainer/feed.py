@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,9 @@ class Feed:
         found = self._loader.get(attempt, virtual_worker)
         self.used[virtual_worker] = [int(row) for batch in found for row in batch.rows]
         self.left_out[virtual_worker] = [int(row) for batch in found for row in batch.left_out]
-        return [
-            MicroBatch(to_device(batch.data, self._device), len(batch.rows) - len(batch.left_out)) for batch in found
-        ]
+        return [self._micro(batch.data, batch.rows, batch.left_out) for batch in found]
+
+    def _micro(self, data: Any, rows: Iterable[int], left_out: Iterable[int]) -> MicroBatch:
+        out = {int(row) for row in left_out}
+        there = tuple(int(row) for row in rows if int(row) not in out)
+        return MicroBatch(to_device(data, self._device), len(there), there)

@@ -19,6 +19,7 @@ from elastic_dgc.trainer.figures import FOLDER
 from elastic_dgc.trainer.loop import AUDIT_FOLDER, Training
 
 MODEL_FILE = "model.safetensors"
+FEW = 10  # where more than one in so many attempts is skipped, it is said at the end
 
 
 def finish(training: Training, state: str, resumed_from: int | None) -> dict[str, Any]:
@@ -83,6 +84,9 @@ def finish(training: Training, state: str, resumed_from: int | None) -> dict[str
         )
         if config.audit:
             report["audit_lines"] = _audit(training, storage)
+        if counters.skipped * FEW > counters.attempt:
+            text = "%d of %d attempts were skipped: little was learned from their samples; the log says why"
+            training.log.warning(text, counters.skipped, counters.attempt)
         if state == "finished":
             bad = replica.first_bad(weights)  # parameters passed a checkpoint's check, but a mean of buffers may be bad
             if bad is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from elastic_dgc.step.attempt import Outcome, attempt
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.step.row import Request
 from elastic_dgc.trainer.corrupt import CorruptSamples
-from elastic_dgc.trainer.diagnosis import failed, mend, scale_moved, skipped
+from elastic_dgc.trainer.diagnosis import State, failed, mend, scale_moved, skipped
 from elastic_dgc.trainer.evaluation import evaluate
 from elastic_dgc.trainer.examination import examine, heal
 from elastic_dgc.trainer.feed import Feed, to_device
@@ -169,10 +170,13 @@ class Training:
     def _diverged(self, outcome: Outcome, fatal: str | None) -> str:
         """The diagnosis of a run that ends because too many attempts in a row were skipped."""
         counters, bad = self.replica.counters, outcome.decision.bad
-        at = f" at loss scale {counters.loss_scale:g}" if counters.loss_scale != 1 else ""
+        at = f" at loss scale {counters.loss_scale:.15g}" if counters.loss_scale != 1 else ""
         why = f"{fatal}, parameters or optimizer state" if fatal else self._why(outcome.attempt, outcome.reasons, bad)
-        lr, verified = self.replica.settings.optimizer.lr, self.checkpoints.agreement.verified
-        mended = mend(lr, counters.loss_scale, bool(bad) and not fatal, verified)
+        verified = self.checkpoints.agreement.verified
+        largest = float(self.replica.weights.abs().max())
+        lr, overflowed = self.replica.settings.optimizer.lr, outcome.decision.overflowed
+        state = State(lr, counters.loss_scale, overflowed, counters.applied, largest)
+        mended = mend(state, bool(bad) and not fatal, verified)
         skips = f"{counters.skips_in_a_row} attempts in a row were skipped{at}"
         return f"{skips}, the last is attempt {outcome.attempt}: {why}; {mended}"
 
@@ -212,6 +216,12 @@ class Training:
         if self.group.leads:
             told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             self.log.info("epoch %d of %d: test %s", epoch, config.epochs, told)
+            wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
+            if wrong:
+                self.log.warning(
+                    "epoch %d: test %s is not finite: a test sample is not, or what the model makes of one",
+                    epoch, " and ".join(wrong),
+                )  # fmt: skip
             if self.figures is not None:
                 self.figures.evaluation(metrics, counters.attempt)
 

@@ -17,10 +17,11 @@ import torch
 from PIL import Image
 
 from elastic_dgc import RunConfig
-from elastic_dgc.cli.fields import ALIASES, leaves
+from elastic_dgc.cli.fields import ALIASES, leaves, overridden
 from elastic_dgc.cli.help import GROUPS, group_of
 from elastic_dgc.cli.main import main
 from elastic_dgc.errors import Stopped, UsageError
+from elastic_dgc.recipes.registry import recipe
 from elastic_dgc.tasks.image import ImageConfig
 from elastic_dgc.trainer.elastic import ElasticTrainer
 
@@ -177,6 +178,11 @@ def test_unusable_optimizers_are_not_offered_and_nothing_is_offered_twice(refuse
 
 def test_unknown_command(refused: Callable[..., str]) -> None:
     assert "No such command 'trian'" in refused(2, "trian")
+
+
+def test_a_choice_of_numbers_is_taken_as_it_is_typed() -> None:
+    changed = overridden(recipe("digits"), {"channels": "3", "model": "resnet20"})
+    assert changed.task.channels == 3
 
 
 def test_unknown_fields_in_python_are_answered_with_the_nearest_name() -> None:

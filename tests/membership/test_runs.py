@@ -116,3 +116,9 @@ def test_records_that_make_no_sense_are_named(tmp_path: Path) -> None:
     made.files.write("result.json", b"3")
     with pytest.raises(StorageError, match=r"result.json is damaged.*delete it"):
         RunDirectory.find(storage, "digits")
+
+
+def test_what_is_not_finite_is_null_in_the_result(tmp_path: Path) -> None:
+    made = create(LocalStorage(tmp_path))
+    record_result(made.files, {"state": "finished", "epochs": 1, "test": {"loss": float("nan")}, "all": [float("inf")]})
+    assert read_result(made.files) == {"state": "finished", "epochs": 1, "test": {"loss": None}, "all": [None]}

@@ -37,6 +37,24 @@ def test_a_bad_share_leaves_everything_but_the_counters_bitwise_as_it_was(how: s
     assert group.replicas[0].counters.skips_in_a_row == 0
 
 
+def test_samples_that_are_not_finite_are_named_and_only_they() -> None:
+    """The one cause that a user can mend: not the first eight samples of the share, but those that are wrong."""
+
+    def with_rows(number: int, k: int) -> list[MicroBatch]:
+        found = batches(number, k)
+        rows = [tuple(100 * k + SHARE // 2 * i + j for j in range(one.count)) for i, one in enumerate(found)]
+        if (number, k) == (1, 2):
+            found[0].data[0][1, 0, 0, 0] = float("nan")
+            found[1].data[0][0, 0, 1, 1] = float("inf")
+        return [MicroBatch(one.data, one.count, row) for one, row in zip(found, rows, strict=True)]
+
+    group = Group(2, settings(), batches_of=with_rows).run(1)
+    outcome = group.step()
+    assert not outcome.committed
+    assert outcome.reasons[0].startswith("virtual worker 2: input of row 201, 202 is not finite, ")
+    assert "input" not in Group(2, settings(), batches_of=bad_batch(0, 1, "inf")).step().reasons[0]
+
+
 def test_a_learning_rate_that_blows_up_is_found_before_anything_is_written() -> None:
     def steep(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return 1e3 * cross_entropy(model, batch)

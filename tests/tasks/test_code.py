@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic_dgc.tasks.code import code_fingerprint
 from elastic_dgc.tasks.image import ImageClassification
+from elastic_dgc.tasks.task import Task
 
 SOURCE = """
 from elastic_dgc.tasks.task import Task
@@ -56,3 +57,15 @@ def test_tasks_of_the_package_have_none_and_a_class_without_source_neither() -> 
     made: dict[str, Any] = {"__name__": "nowhere"}
     exec(SOURCE, made)
     assert code_fingerprint(made["Mine"]()) is None
+
+
+def test_a_class_made_in_a_function_is_the_same_task_in_another_process() -> None:
+    """cloudpickle names it without the function."""
+
+    class Inner(ImageClassification):
+        pass
+
+    there = type("Inner", (Inner,), {"__qualname__": "Inner", "__module__": Inner.__module__})
+    task, sent = Inner.__new__(Inner), there.__new__(there)
+    assert Task.identity(task) == Task.identity(sent)
+    assert Task.identity(task)["task"].endswith(".Inner")

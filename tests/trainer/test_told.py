@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from elastic_dgc.step.compute import describe
 from elastic_dgc.step.state import Counters
 from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer.config import RunConfig
-from elastic_dgc.trainer.diagnosis import failed, mend, scale_moved, skipped
+from elastic_dgc.trainer.diagnosis import State, failed, mend, scale_moved, skipped
 from elastic_dgc.trainer.elastic import Result
 from elastic_dgc.trainer.loop import Signals, Training
 from elastic_dgc.trainer.losses import Loss, Losses
@@ -95,15 +96,25 @@ def test_a_skipped_attempt_is_one_short_line_with_samples_of_the_first(bad: list
     assert line.endswith("1000006, 1000007 and 24 more")
     assert ("all 64 virtual workers" in line) == (len(bad) == 64)
     assert ("2 of 64 virtual workers" in line) == (len(bad) == 2)
-    assert mend(0.5, 1.0, True, "attempt 7 in /runs") == (
-        "look at these samples, or try a lower learning rate, such as 0.05 instead of 0.5; "
-        "the last verified checkpoint, of attempt 7 in /runs, is untouched"
-    )
-    assert mend(0.5, 1024.0, False, None).endswith(" or a loss scale below 1024; the run has no checkpoint yet")
     assert scale_moved(1024, 512, range(20)).startswith(
         "gradients of virtual worker 0, 1, 2, 3, 4, 5, 6, 7 ... overflow"
     )
     assert skipped(["the update makes w not finite"], [], 4, rows_of) == "the update makes w not finite"
+
+
+def test_the_likeliest_mend_comes_first_and_useless_ones_not_at_all() -> None:
+    state = State(lr=0.5, loss_scale=1.0, overflowed=False, applied=9, largest=2.0)
+    assert mend(state, True, "attempt 7 in /runs") == (
+        "look at these samples, or try a lower learning rate, such as 0.05 instead of 0.5; "
+        "the last verified checkpoint, of attempt 7 in /runs, is untouched"
+    )
+    scaled = replace(state, loss_scale=2.0**24, overflowed=True)
+    assert mend(scaled, False, None).startswith("try a loss scale below 16777216, or try a lower learning rate")
+    assert "loss scale" not in mend(replace(scaled, overflowed=False), True, None)
+    assert mend(replace(state, applied=0), True, None) == "look at these samples; the run has no checkpoint yet"
+    absurd = mend(replace(state, lr=1e30, largest=2e29), False, "attempt 3 in /runs")
+    assert "such as 0.1 instead of 1e+30" in absurd
+    assert absurd.endswith("but parameters reach 2e+29 there too: begin anew, under another --name")
 
 
 def described(error: Exception) -> str:
