@@ -4,8 +4,8 @@ side.
     python jobs/imagenette_loss.py --data imagenette/ --csv losses.csv
 
 The network of PaddlePaddle/models#3145 on any small set of images as Parquet, at 64x64 so that it needs no GPU. Each of
-the four densities of the warm-up lasts an eighth of the steps, the rest of them has 0.1 %. Prints a plot of the losses,
-smoothed; the exit code is 1 where a loss of either run is not finite.
+the four densities of the warm-up lasts an eighth of the steps, the rest of them has 0.1 %. What stands in --json is not
+trained again. Prints a plot of the losses, smoothed; the exit code is 1 where a loss of either run is not finite.
 """
 
 from __future__ import annotations
@@ -103,18 +103,26 @@ def plot(curves: dict[str, list[float]], rows: int = PLOT_ROWS, columns: int = P
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--storage", help="Keep the runs there, a local folder; by default they are thrown away.")
 @click.option("--csv", "table", help="Write the losses to this file, a line for each step.")
-@click.option("--json", "to", help="Write losses, densities and reports to this file.")
+@click.option("--json", "to", help="Write losses, densities and reports to this file, after each run.")
 def main(
     data: str, steps: int, batch: int, size: int, lr: float, seed: int, precision: str, model: str, workers: str,
     device: str, storage: str | None, table: str | None, to: str | None,
 ) -> None:  # fmt: skip
     if batch % VIRTUAL_WORKERS:
         raise click.UsageError(f"batch = {batch} is no multiple of {VIRTUAL_WORKERS}")
-    losses: dict[str, list[float]] = {}
-    densities: list[float] = []
-    reports: dict[str, dict[str, Any]] = {}
+    settings = {
+        "steps": steps, "batch": batch, "size": size, "lr": lr, "seed": seed, "precision": precision, "model": model,
+    }  # fmt: skip
+    known = json.loads(Path(to).read_text()) if to is not None and Path(to).exists() else {}
+    if known.get("settings", settings) != settings:
+        raise click.UsageError(f"json = {to!r} holds runs with {known['settings']}: name another file")
+    losses: dict[str, list[float]] = known.get("losses", {})
+    densities: list[float] = known.get("densities", [])
+    reports: dict[str, dict[str, Any]] = known.get("reports", {})
     with tempfile.TemporaryDirectory(prefix="imagenette_loss-") as folder:
         for kind in KINDS:
+            if kind in reports:
+                continue
             task, config = run_of(kind, data, steps, batch, size, seed, lr, model)
             config = config.with_values(
                 name=f"loss-{kind}-{seed}", workers=workers, device=device, precision=precision,
@@ -123,13 +131,14 @@ def main(
             reports[kind] = ElasticTrainer(task, config, dashboard=False).fit().report
             losses[kind] = figures_of(reports[kind]["run_url"], "train/loss")
             densities = figures_of(reports[kind]["run_url"], "compression/density")
+            if to is not None:
+                found = {"settings": settings, "losses": losses, "densities": densities, "reports": reports}
+                Path(to).write_text(json.dumps(found, indent=1))
     if table is not None:
         with Path(table).open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["step", *KINDS, "density"])
             writer.writerows(zip(range(len(densities)), *losses.values(), densities, strict=True))
-    if to is not None:
-        Path(to).write_text(json.dumps({"losses": losses, "densities": densities, "reports": reports}, indent=1))
     window = max(1, len(densities) // 20)
     click.echo(plot({kind: smoothed(values, window) for kind, values in losses.items()}))
     for kind, report in reports.items():
