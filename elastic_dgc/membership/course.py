@@ -44,6 +44,7 @@ class Course:
         self.changes = Changes(settings, limits, self.records, self.crew, self.emit)
         self.checkpoints: set[Saved] = set()
         self.stopping = ""  # why the run is to save and stop
+        self.deserted = ""  # the same, where all leave: not if others come before they have saved
         self.over = ""  # why it is over
         self._pausing = False
         self._announced = 0
@@ -131,10 +132,11 @@ class Course:
         if self.stopping and not survivors:
             self.finish(self.stopping)
             return
+        self.deserted = ""
         if survivors and not crew.staying and not crew.joining:
-            self.stopping = self.stopping or f"all workers leave ({'; '.join(sorted(set(crew.leaving.values())))})"
+            self.deserted = f"all workers leave ({'; '.join(sorted(set(crew.leaving.values())))})"
         view = self.records.view
-        ending = bool(survivors) and (bool(self.stopping) or (view is not None and view.ending))
+        ending = bool(survivors) and (bool(self.stopping or self.deserted) or (view is not None and view.ending))
         if not ending and (reason := crew.lacking()):
             self.pause(reason)
             return

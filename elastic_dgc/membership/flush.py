@@ -71,7 +71,8 @@ def flush_plan(
         closed_at, keeper = closing(reports, inventories, view_before)
     after = [one.uid for one in workers_after]
     ahead = [one for one in reports if one.decided == closed_at]
-    lagging = [one.uid for one in reports if one.decided == closed_at - 1]
+    # Whoever hosts nothing is asked for nothing, and may be anywhere: it is given shared state, as a newcomer is.
+    lagging = [one.uid for one in reports if one.decided == closed_at - 1 and _hosts(one, view_before)]
     owners = holders(reports, view_before, virtual_workers)
     moves = {k: (owners.get(k), after[hosts_after[k]]) for k in range(virtual_workers)}
 
@@ -96,6 +97,11 @@ def flush_plan(
         "message", {one.uid: one.messages for one in ahead}, after, carried, inventories, closed_at
     )
     return Plan(incarnation, number, closed_at, tuple(transfers), witness)
+
+
+def _hosts(report: Report, view: View | None) -> bool:
+    """Whether it has a part in attempts."""
+    return bool(report.hosted) or (view is not None and bool(view.hosted(report.uid)))
 
 
 def _shared(

@@ -176,4 +176,5 @@ class Receiver:
     def _done(self, message: Done) -> None:
         course, view = self._course, self._course.records.view
         if view is not None and message.view == view.number and course.member(message.uid):
-            course.finish((course.stopping or "the run was told to stop") if view.ending else "the run is complete")
+            ended = course.stopping or course.deserted or "the run was told to stop"
+            course.finish(ended if view.ending else "the run is complete")

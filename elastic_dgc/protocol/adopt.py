@@ -11,7 +11,7 @@ from elastic_dgc.keeping.rolling import Fit
 from elastic_dgc.membership import control as say
 from elastic_dgc.membership.roster import Source, Tier, View
 from elastic_dgc.protocol.bundle import unbundle
-from elastic_dgc.protocol.letters import Fetch
+from elastic_dgc.protocol.letters import Fetch, copy_of
 from elastic_dgc.protocol.packing import load_owned, merge, whole_chunk
 from elastic_dgc.protocol.wait import COORDINATOR, Life, Out, keeper_of
 from elastic_dgc.step.advance import advance
@@ -95,23 +95,24 @@ def _try(m: Member, view: View, k: int, source: Source, tried: list[str]) -> Lif
                 _move(m, k, alone)
                 return Recovered(source.tier)
             case Tier.KEEPER:
-                packed = yield from _fetch(m, view, k, source.node, rolling=False)
+                packed = yield from _fetch(m, view, k, source.node, False, tried)
                 return _from_state(m, k, packed, Tier.KEEPER)
             case Tier.CHECKPOINT:
                 return _from_state(m, k, m.durable.owned(source.tag, k), Tier.CHECKPOINT)
             case Tier.BUDDY:
-                packed = yield from _fetch(m, view, k, source.node, rolling=True)
+                packed = yield from _fetch(m, view, k, source.node, True, tried)
                 return _from_fit(m, k, packed)
             case Tier.STALE:
-                return (yield from _stale(m, view, k, source))
+                return (yield from _stale(m, view, k, source, tried))
     except (MessageError, DamagedCheckpoint, Unreplayable) as error:
         tried.append(f"{source.tier.name.lower()} at {source.node or 'storage'}: {error}")
     return None
 
 
-def _fetch(m: Member, view: View, k: int, node: str, rolling: bool) -> Life[bytes]:
-    """A copy from a node's keeper. Raises `MessageError` where it has none or does not answer."""
-    agent, key = m.agent, (view.number, "copy", view.closed_at, k)
+def _fetch(m: Member, view: View, k: int, node: str, rolling: bool, tried: list[str]) -> Life[bytes]:
+    """A copy from a node's keeper; what it passed over goes to `tried`. Raises `MessageError` where it has none or does
+    not answer."""
+    agent, key = m.agent, (view.number, copy_of(node, rolling), view.closed_at, k)
     agent.given.pop(key, None)
     in_time = yield from m.wait(
         (Out(keeper_of(node), Fetch(view.number, k, view.closed_at, rolling)),),
@@ -126,6 +127,8 @@ def _fetch(m: Member, view: View, k: int, node: str, rolling: bool) -> Life[byte
     given = agent.given.pop(key)
     if given.payload is None:
         raise MessageError(given.reason)
+    if given.reason:
+        tried.append(given.reason)
     return given.payload
 
 
@@ -167,12 +170,12 @@ def _replayed(m: Member, k: int, alone: Replica, start: int, chunks: list[Chunk]
     return Recovered(tier, m.decided - start, done.differences + done.rows_differ)
 
 
-def _stale(m: Member, view: View, k: int, source: Source) -> Life[Recovered | None]:
+def _stale(m: Member, view: View, k: int, source: Source, tried: list[str]) -> Life[Recovered | None]:
     """The newest copy there is, without what was sent since: that was applied, and would be counted twice."""
     alone = m.program.replica([k])
     state = alone.owned[k]
     if source.node:
-        packed = yield from _fetch(m, view, k, source.node, source.rolling)
+        packed = yield from _fetch(m, view, k, source.node, source.rolling, tried)
         if source.rolling:
             fit = Fit.of(unbundle(packed), m.keeper.run)
             merge(state, fit)

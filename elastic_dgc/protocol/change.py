@@ -16,7 +16,7 @@ from elastic_dgc.membership.roster import View
 from elastic_dgc.precision.digest import combine, digests
 from elastic_dgc.protocol import adopt
 from elastic_dgc.protocol.letters import Given, Probe
-from elastic_dgc.protocol.wait import COORDINATOR, Life, Out
+from elastic_dgc.protocol.wait import COORDINATOR, Life, Out, Overtaken
 from elastic_dgc.step.log import Entry
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def change(m: Member) -> Life[None]:
     """From a fence to an installed view; or, where this worker is behind, to where it can finish the open attempt by
-    what it was given (`m.closing`), after which it calls `close`."""
+    what it was given (`m.closing`), after which it calls `close`. Raises `Overtaken`."""
     agent, limits = m.agent, m.limits
     m.closing, m.flushed_total = None, None
     while True:
@@ -52,6 +52,9 @@ def change(m: Member) -> Life[None]:
             if not newer() and agent.installed is None:
                 yield from _patience(m, number)
             continue
+        anew = any(one.what == "shared" and one.to == m.uid for one in plan.transfers)
+        if anew or (plan.closed_at < m.decided and not m.replica.owned):
+            raise Overtaken
         if not (yield from _receive(m, plan, ("entry", "row", "message"))):
             continue
         if plan.closed_at > m.decided:
@@ -59,7 +62,7 @@ def change(m: Member) -> Life[None]:
             return
         if plan.closed_at < m.decided:
             raise ProtocolError(f"view {number} is to begin at attempt {plan.closed_at}, {m.decided} are decided here")
-        if (yield from _close(m, plan)):
+        if (yield from close_at(m, plan)):
             return
 
 
@@ -67,7 +70,7 @@ def close(m: Member) -> Life[None]:
     """The open attempt was finished by what the flush gave: acknowledge, and follow to the installed view."""
     plan, m.closing, m.flushed_total = m.closing, None, None
     assert plan is not None
-    if m.agent.number == plan.number and (yield from _close(m, plan)):
+    if m.agent.number == plan.number and (yield from close_at(m, plan)):
         return
     yield from change(m)
 
@@ -172,7 +175,7 @@ def take_in(m: Member, letters: Iterable[Given]) -> None:
             m.incoming[one.virtual_worker] = one.payload
 
 
-def _close(m: Member, plan: say.Plan) -> Life[bool]:
+def close_at(m: Member, plan: say.Plan) -> Life[bool]:
     """At `closed_at`: hand over what moves, acknowledge, wait for the view. Returns False where it begins again."""
     agent, number = m.agent, plan.number
     m.incoming.clear()

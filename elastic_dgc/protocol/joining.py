@@ -54,6 +54,17 @@ def join(m: Member) -> Life[None]:
             agent.plan = None
 
 
+def catch_up(m: Member) -> Life[None]:
+    """A member that was overtaken is given shared state by the plan, as a newcomer is. Raises `Overtaken` where it has
+    to be given it again."""
+    m.closing, m.flushed_total = None, None
+    plan = m.agent.plan
+    begun = plan is not None and plan.number == m.agent.number and (yield from _begin(m, plan))
+    if plan is not None and begun and (yield from change.close_at(m, plan)):
+        return
+    yield from change.change(m)
+
+
 def _begin(m: Member, plan: say.Plan) -> Life[bool]:
     """Take what a plan gives this newcomer. Returns False where a newer number came."""
     agent, number = m.agent, plan.number

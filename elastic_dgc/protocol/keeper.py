@@ -18,7 +18,7 @@ from elastic_dgc.membership import control as say
 from elastic_dgc.membership.roster import View
 from elastic_dgc.protocol.bundle import bundle
 from elastic_dgc.protocol.ledger import Ledger
-from elastic_dgc.protocol.letters import Fetch, Given, Kept, Probe, Reached, Snapshot
+from elastic_dgc.protocol.letters import Fetch, Given, Kept, Probe, Reached, Snapshot, copy_of
 from elastic_dgc.protocol.packing import pack_owned
 from elastic_dgc.protocol.wait import COORDINATOR, Out
 from elastic_dgc.step.log import AttemptLog, Entry
@@ -54,7 +54,8 @@ class Keeper:
         self._snapshots: list[tuple[int, bytes]] = []
         self._notes: dict[int, bytes] = {}  # by the attempts decided: what boundaries changed in shared state
         self._ended = ended
-        self._named: frozenset[int] = frozenset()  # whose copy here the present view may still ask for
+        self._orphans: frozenset[int] = frozenset()  # of the present view, which may still ask for a copy
+        self._buddies: frozenset[int] = frozenset()  # whose rolling snapshot comes here in the present view
 
     # --- by the training processes of this node
 
@@ -199,11 +200,13 @@ class Keeper:
             return
         self.number, self._installed = max(self.number, view.number), view.number
         here = {k for k, host in enumerate(view.hosts) if view.workers[host].node == self.node}
-        named = frozenset(k for k, sources in view.sources.items() if any(s.node == self.node for s in sources))
-        self.slots = {k: slot for k, slot in self.slots.items() if k in here | named | self._named}
-        buddies = {k for k in range(len(view.hosts)) if view.buddy(k) == self.node}
-        self.rolling = {k: one for k, one in self.rolling.items() if k in buddies | named | self._named}
-        self._named = named
+        # Of an orphan everything is kept, named as its source or not: this node may not have been reached in time.
+        orphans = frozenset(view.sources)
+        self.slots = {k: slot for k, slot in self.slots.items() if k in here | orphans | self._orphans}
+        buddies = frozenset(k for k in range(len(view.hosts)) if view.buddy(k) == self.node)
+        kept = buddies | self._buddies | orphans | self._orphans  # until the next buddy has a whole round
+        self.rolling = {k: one for k, one in self.rolling.items() if k in kept}
+        self._orphans, self._buddies = orphans, buddies
         for copy in self.rolling.values():
             copy.forget_after(view.closed_at, view.number)
 
@@ -214,8 +217,10 @@ class Keeper:
             reason = f"view {letter.view} is the past"
         elif letter.rolling and k in self.rolling:
             fit = self.rolling[k].fit(letter.closed_at)
-            damaged = "; ".join(("", *self.rolling[k].damaged))
-            reason = f"the rolling copy of virtual worker {k} at {self.node} is not complete{damaged}"
+            damaged = ", ".join(self.rolling[k].damaged)
+            reason = f"passed over at {self.node}, damaged: {damaged}" if damaged else ""
+            if fit is None:
+                reason = "; ".join(filter(None, (f"the rolling copy of virtual worker {k} is not complete", reason)))
             payload = bundle(fit.pieces) if fit is not None else None
         elif not letter.rolling:
             copies = [(slot.uid, slot.state) for at, slot in self.slots.items() if at == k]
@@ -228,7 +233,7 @@ class Keeper:
                 reason = f"the copy of virtual worker {k} at {self.node} has tag {tags[0]}, above {letter.closed_at}"
             elif fits:
                 payload = pack_owned(max(fits, key=lambda state: state.tag))
-        return Given(letter.view, "copy", letter.closed_at, k, payload, reason)
+        return Given(letter.view, copy_of(self.node, letter.rolling), letter.closed_at, k, payload, reason)
 
     def _keep(self, letter: Snapshot) -> Kept | None:
         """Take a piece in. At the end of a round its owner is told whether the copy is complete."""

@@ -38,9 +38,14 @@ class Fetch:
     rolling: bool = False
 
 
+def copy_of(node: str, rolling: bool) -> str:
+    """What a keeper's answer to `Fetch` is named by: one that comes late is not taken for another's."""
+    return f"{'rolling copy' if rolling else 'copy'} at {node}"
+
+
 @dataclass(frozen=True)
 class Given:
-    """Something that was asked for, or that a plan moves. `what` as in `control.Transfer`, `digest`, or `copy`;
+    """Something that was asked for, or that a plan moves. `what` as in `control.Transfer`, `digest`, or `copy_of`;
     `number` is of the change or view it belongs to; payload None: refused, for `reason`."""
 
     number: int

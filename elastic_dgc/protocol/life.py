@@ -9,7 +9,7 @@ from elastic_dgc.precision.finite import joint_norm
 from elastic_dgc.protocol import change, joining
 from elastic_dgc.protocol.asks import drive
 from elastic_dgc.protocol.copies import snapshots
-from elastic_dgc.protocol.wait import COORDINATOR, Life, Out
+from elastic_dgc.protocol.wait import COORDINATOR, Life, Out, Overtaken
 from elastic_dgc.step.attempt import attempt
 from elastic_dgc.step.repair import Rearranged
 from elastic_dgc.step.row import Request
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 def run(m: Member) -> Life[None]:
     """From joining to the end of the run. Raises `Over` where this worker's part ends before that."""
-    yield from joining.join(m)
+    step = joining.join
     while True:
-        yield from boundary(m)
-        if m.decided >= m.program.end or m.view.ending:
-            break
-        yield from _attempt(m)
+        try:
+            yield from step(m)
+            step = _attempt
+            yield from boundary(m)
+            if m.decided >= m.program.end or m.view.ending:
+                break
+        except Overtaken:
+            step = joining.catch_up
     m.agent.doing = ("done", m.decided, -1)
     yield from m.wait((Out(COORDINATOR, say.Done(m.uid, m.view.number)),), lambda: True, "finish", 1.0)
 

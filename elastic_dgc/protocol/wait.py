@@ -44,6 +44,11 @@ class Wait:
 Life = Generator[Wait, bool, T]
 
 
+class Overtaken(Exception):
+    """The next view begins elsewhere than where this member is, which hosts nothing: it is given shared state, as a
+    newcomer is."""
+
+
 class Over(Exception):
     """This worker's life in the run ends, for the reason given: `out` of the view, `stopped`, or `alone`."""
 

@@ -16,7 +16,7 @@ KINDS: Mapping[str, str] = {
     "partition": "its node reaches no other one and not the head, for `lasts_s`",
     "head": "its node and the head do not reach each other, for `lasts_s`",
     "keeper": "its node's keeper ends, and another one is started",
-    "damage": "a bit flips in the newest piece of every rolling copy that its node's keeper has",
+    "damage": "a bit flips in the newest piece (`reached`: in all of them) of the rolling copies at its node's keeper",
     "spoil": "the owned state of virtual worker `reached` cannot be read from any durable checkpoint so far",
     "coordinator": "the coordinator ends, and comes back",
     "away": "the coordinator stands still for `lasts_s`",

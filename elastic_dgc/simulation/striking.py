@@ -129,20 +129,22 @@ class Strikes:
         elif fault.kind == "leave":
             soon(target.leave)
         elif fault.kind == "damage":
-            self._damage(node)
+            self._damage(node, every=bool(fault.reached))
         elif fault.kind == "spoil":
             world.durable.damage(f"owned-{fault.reached}")
         return False
 
     def _pairs(self, node: str, fault: Fault) -> set[tuple[str, str]]:
         if fault.kind == "one-way":
-            return {(node, self.world.platform.workers[fault.other].node)}
+            there = self.world.platform.workers[fault.other].node
+            return {(node, there)} - {(node, node)}
         others = {HEAD} if fault.kind == "head" else {e.node for e in self.world.network.endpoints.values()} - {node}
         return {pair for other in others for pair in ((node, other), (other, node))}
 
-    def _damage(self, node: str) -> None:
+    def _damage(self, node: str, every: bool) -> None:
+        """Of each virtual worker the newest piece of all, or the newest of each chunk and the buffers."""
         for copy in self.world.platform.keepers[node].keeper.rolling.values():
             for kept in (*copy._chunks, copy._buffers):
-                if kept:
+                if kept and (every or (kept[-1].index >= 0 and kept[-1].tag == copy.newest_tag)):
                     payload = bytes((kept[-1].payload[0] ^ 1,)) + kept[-1].payload[1:]
                     kept[-1] = replace(kept[-1], payload=payload)

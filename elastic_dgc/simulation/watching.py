@@ -95,8 +95,10 @@ class Watch:
     def decided(self, process: WorkerProcess, attempt: int, replica: Replica, outcome: Outcome) -> None:
         view = process.agent.view
         assert view is not None
-        hosted = frozenset(replica.owned)
-        if hosted != set(view.hosted(process.address)):
+        hosted, by_view = frozenset(replica.owned), set(view.hosted(process.address))
+        # Whoever finishes an attempt by what a flush brought may still be waiting for an orphan.
+        late = process.member is not None and process.member.closing is not None
+        if not hosted <= by_view or (hosted != by_view and not late):
             self._say(f"{process.address} has {sorted(hosted)}, in view {view.number} {view.hosted(process.address)}")
         self.seen.append(
             Seen(
@@ -154,7 +156,7 @@ class Watch:
         except KeyError:
             allowed_s = limits.pause_s if phase == "joining" else 1.0
         if phase == "flush":
-            allowed_s = limits.pause_s  # a coordinator that is away, or too few workers
+            allowed_s = max(limits.flush_s, limits.pause_s)  # a coordinator that is away, or too few workers
         if phase == "rehost":
             allowed_s += limits.exact_wait_s
         if deadline_s > allowed_s + 1e-9:

@@ -98,10 +98,11 @@ def attempt(
         clock.lap("compute")
 
     compute_missing()
-    ahead = _Ahead(replica, planned, rows, clock)
+    ahead = _Ahead(replica, around, planned, rows, clock)
 
     def vote() -> Steps[list[Payload]]:
-        own = {k: around.row(k) or row.pack() for k, row in rows.items()}
+        # Where others have decided the attempt, its rows are here, even of a virtual worker whose state is not.
+        own = {k: around.row(k) or rows[k].pack() for k in around.members.hosted}
         return gather_virtual(
             around.members, Kind.ROW, number, own, phase="vote", deadline_s=settings.deadline_s, sent_point="vote",
             bytes_each=ROW_BYTES, meanwhile=ahead.work if ahead.worthwhile else None,
@@ -155,6 +156,9 @@ def attempt(
             around.prepared(k, one)
         clock.lap("compress")
 
+    def own_messages() -> dict[int, bytes]:
+        return {k: packed[k] if k in packed else around.message(k) or b"" for k in around.members.hosted}
+
     prepare_missing()
     if planned.whole:
         upload = yield from insist(
@@ -166,7 +170,8 @@ def attempt(
         log(total=lambda: replica.total.flat.cpu().numpy().tobytes())
     else:
         messages = yield from insist(
-            lambda: gather_messages(around.members, planned, number, packed, settings.deadline_s), prepare_missing
+            lambda: gather_messages(around.members, planned, number, own_messages(), settings.deadline_s),
+            prepare_missing,
         )
         decoded = decode_all(replica.layout, planned, number, messages, settings.require_compression)
         replica.total.add_up(replica.layout, decoded)
@@ -194,8 +199,10 @@ class _Ahead:
     was written are their other copies, and the gradient is still there.
     """
 
-    def __init__(self, replica: Replica, plan: Plan, rows: Mapping[int, Row], clock: _Clock) -> None:
-        self._replica, self._plan, self._rows, self._clock = replica, plan, rows, clock
+    def __init__(
+        self, replica: Replica, around: Surroundings, plan: Plan, rows: Mapping[int, Row], clock: _Clock
+    ) -> None:
+        self._replica, self._around, self._plan, self._rows, self._clock = replica, around, plan, rows, clock
         self._count = replica.settings.share * replica.settings.virtual_workers
         self._packed: dict[int, bytes] = {}
         self.done: set[int] = set()
@@ -207,8 +214,10 @@ class _Ahead:
         return bool(self._replica.kept) and self._replica.full_steps and good
 
     def work(self) -> None:
-        self._clock.lap("vote")
         last = self._replica.last
+        if self._around.message(last) is not None:  # it was made by another, and is to be followed
+            return
+        self._clock.lap("vote")
         self._packed = prepare(self._replica, self._plan, self._count, self._rows, [last])
         self.done = {last}
         self._clock.lap("compress")

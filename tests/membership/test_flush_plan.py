@@ -88,8 +88,9 @@ def test_a_plan_that_was_carried_out_leaves_nobody_wanting(case: Case) -> None:
             stays = kept.get(k) == case.after[case.hosts[k]].uid
             assert stays or all((w, 6, k) in own or (w, 6, k) not in there_were for w in ("row", "message"))
     survivors = {one.uid for one in case.reports}
+    hosting = {one.uid for one in case.reports if one.hosted or case.view.hosted(one.uid)}
     for uid, other in plan.witness.items():
-        assert uid not in survivors
+        assert uid not in hosting
         assert other in survivors
         assert other not in [one.sender for one in plan.transfers if one.what == "shared"]
 
@@ -131,7 +132,7 @@ def test_what_a_lost_workers_log_says_was_decided_is_decided() -> None:
     assert plan.closed_at == 7
     assert [(one.what, one.sender, one.to, one.attempt) for one in plan.transfers] == [
         ("entry", "keeper:y", "a", 6),
-        ("entry", "keeper:y", "c", 6),
+        ("shared", "a", "c", 7),  # which hosts nothing
     ]
 
 

@@ -10,7 +10,7 @@ from elastic_dgc.simulation.matrix.variations import ATTEMPT, GROUPS, Group, dea
 from elastic_dgc.simulation.scenario import Scenario
 
 SHORT = Limits(
-    forward_s=20.0, vote_s=20.0, exchange_s=20.0, evaluation_s=20.0, digest_s=20.0, checkpoint_s=20.0, flush_s=20.0,
+    forward_s=10.0, vote_s=20.0, exchange_s=20.0, evaluation_s=20.0, digest_s=20.0, checkpoint_s=20.0, flush_s=20.0,
     report_s=20.0,
 )  # fmt: skip
 WIDE = [one for one in GROUPS if len(one.nodes) >= 3 and one.virtual_workers >= len(one.nodes)]

@@ -91,10 +91,10 @@ def pauses() -> Iterator[Scenario]:
 def coordinator() -> Iterator[Scenario]:
     """It ends before each of its actions, from the first fault on."""
     causes = {
-        "crash": (Fault("crash", "exchange", 1, ATTEMPT, 1), 22, {}),
-        "node": (Fault("node", "vote", 1, ATTEMPT, 1), 22, {}),
-        "join": (Fault("join", "forward", 0, FIRST), 26, {"room": 1}),
-        "leave": (Fault("leave", "forward", 1, FIRST), 22, {}),
+        "crash": (Fault("crash", "exchange", 1, ATTEMPT, 1), 15, {}),
+        "node": (Fault("node", "vote", 1, ATTEMPT, 1), 16, {}),
+        "join": (Fault("join", "forward", 0, FIRST), 23, {"room": 1}),
+        "leave": (Fault("leave", "forward", 1, FIRST), 19, {}),
     }
     for cause, (fault, actions, more) in causes.items():
         for action in range(actions):

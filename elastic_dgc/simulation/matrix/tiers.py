@@ -11,6 +11,7 @@ from elastic_dgc.simulation.scenario import Scenario
 
 THREE = Group(("a", "b", "c"), 4)
 POINTS = ("forward", "vote", "exchange", "commit")
+FULL = [one for one in GROUPS if one.virtual_workers >= len(one.nodes)]
 STALE_TOO = ("sparse", "warm-up", "adam")
 
 
@@ -48,24 +49,30 @@ def fast() -> Iterator[Scenario]:
 
 
 def damaged() -> Iterator[Scenario]:
-    """A bit flips in a buddy's copies: the one before is taken, and the damaged one is named."""
-    for point in POINTS:
+    """A bit flips in a buddy's copies: the piece before is taken, where there is one, and the damaged one is named."""
+    for point in POINTS[:3]:
         for group, recipe in deal("damage" + point, [THREE, Group(("a", "b"), 3), Group(("a", "a", "b"), 4)], 2):
             nodes = sorted(set(group.nodes))
             buddy = group.nodes.index(nodes[(nodes.index(group.nodes[1]) + 1) % len(nodes)])
-            faults = [
-                Fault("damage", point, 1, ATTEMPT, strikes=buddy), Fault("node", point, 1, ATTEMPT, 1),
-            ]  # fmt: skip
-            yield scenario(
-                "node, copy damaged", point, group, recipe, faults, expected="inexact", told=("passed over", "damaged")
-            )
+            for every, expected in ((0, "equal"), (1, "inexact")):
+                if point == "forward" and not every:
+                    continue  # the next piece is on its way: whether there is one before it is chance
+                faults = [
+                    Fault("damage", point, 1, ATTEMPT + 1, every, strikes=buddy),
+                    Fault("node", point, 1, ATTEMPT + 1, 1),
+                ]
+                yield scenario(
+                    "node, copy damaged", point, group, replace(recipe, checkpoint_every=100), faults,
+                    note=("one", "all")[every], expected=expected,
+                    told=("passed over", "damaged"),
+                )  # fmt: skip
 
 
 def lasting() -> Iterator[Scenario]:
     """A node that never comes back: its workers are replaced on others, or not at all."""
     for point in POINTS:
         for where in ("elsewhere", "never"):
-            for group, recipe in deal(f"lasting{point}{where}", [one for one in GROUPS if one.several_nodes], 2):
+            for group, recipe in deal(f"lasting{point}{where}", FULL, 2):
                 number = next(n for n in (1, 0) if n < group.virtual_workers)
                 faults = [Fault("node", point, number, ATTEMPT, 1, lasts_s=100_000.0)]
                 yield scenario("node, for ever", point, group, recipe, faults, note=where, replace=where)
