@@ -118,13 +118,15 @@ class Changes:
         self._emit(SetTimer(REPORT, self._limits.report_s) if self.open.survivors else CancelTimer(REPORT))
         self._emit(SetTimer(INVENTORY, self._limits.reach_s) if crew.keepers else CancelTimer(INVENTORY))
 
-    def keeper_came(self, node: str) -> None:
-        """A keeper that comes while reports are gathered is asked too."""
+    def keeper_came(self, node: str) -> bool:
+        """A keeper that comes while reports are gathered is asked too. Returns whether it was."""
         change = self.open
-        if change is not None and change.stage is Stage.REPORTING:
-            change.awaited.add(node)
-            self.send([keeper_address(node)], change.fence(self._records))
-            self._emit(SetTimer(INVENTORY, self._limits.reach_s))
+        if change is None or change.stage is not Stage.REPORTING:
+            return False
+        change.awaited.add(node)
+        self.send([keeper_address(node)], change.fence(self._records))
+        self._emit(SetTimer(INVENTORY, self._limits.reach_s))
+        return True
 
     def report(self, report: Report) -> None:
         change = self.open
@@ -134,12 +136,14 @@ class Changes:
         if not change.unreported:
             self._emit(CancelTimer(REPORT))
 
-    def inventory(self, inventory: Inventory) -> None:
+    def inventory(self, inventory: Inventory) -> bool:
+        """Returns whether it came in time to be used."""
         change = self.open
         if change is None or inventory.number != change.number or change.stage is not Stage.REPORTING:
-            return
+            return False
         change.inventories[inventory.node] = inventory
         self.pass_over(inventory.node)
+        return True
 
     def pass_over(self, node: str | None = None) -> None:
         """Wait no longer for this keeper, or for any."""

@@ -46,6 +46,7 @@ class Course:
         self.stopping = ""  # why the run is to save and stop
         self.deserted = ""  # the same, where all leave: not if others come before they have saved
         self.over = ""  # why it is over
+        self.asked: set[str] = set()  # keepers that were asked what they hold for the present view, and are there since
         self._pausing = False
         self._announced = 0
 
@@ -85,6 +86,7 @@ class Course:
         """A change of view, without those who are removed; whatever was open begins again."""
         self.presence.interrupted()
         self.rehosting.interrupted()
+        self.asked = set(self.crew.keepers)
         for uid in removed:
             self.crew.remove(uid)
             self.presence.forget(uid)
@@ -173,17 +175,32 @@ class Course:
     def keeper_there(self, node: str) -> None:
         """It is asked what it holds where a change is open, or where an exact copy is being waited for."""
         self.crew.keepers.add(node)
+        self.presence.heard(keeper_address(node))
         view = self.records.view
         if self.changes.open is not None:
-            self.changes.keeper_came(node)
+            if self.changes.keeper_came(node):
+                self.asked.add(node)
         elif view is not None:
             self.send(keeper_address(node), Install(self.incarnation, view))
             if self.rehosting.stuck:
                 self.begin(f"the keeper of node {node} is there, perhaps with what is waited for")
 
+    def look_again(self) -> None:
+        """An exact copy is being waited for: have all keepers been asked that are there?"""
+        waiting = self.rehosting.stuck and self.changes.open is None
+        if waiting and (unasked := sorted(self.crew.keepers - self.asked)):
+            self.begin(f"the keepers of {', '.join(unasked)} were not asked, and perhaps have what is waited for")
+
+    def unasked(self, node: str) -> None:
+        """What this keeper holds came too late to be used for the present view, or it was never asked."""
+        if self.changes.open is None:
+            self.asked.discard(node)
+            self.look_again()
+
     def keeper_lost(self, node: str, reason: str) -> None:
         if node in self.crew.keepers:
             self.crew.keepers.discard(node)
+            self.asked.discard(node)
             self.presence.forget(keeper_address(node))
             self.emit(Say("warning", f"the keeper of node {node} is lost, with the copies that it held: {reason}"))
             self.changes.pass_over(node)

@@ -102,6 +102,9 @@ class Receiver:
                 course.keeper_there(node)
             course.presence.heard(uid)
             course.send(uid, BeatSeen(course.incarnation))
+            if view is not None and beat.view < view.number and course.changes.open is None:
+                course.send(uid, Install(course.incarnation, view))
+                course.unasked(node)
         elif uid not in course.crew.known:
             course.send(uid, Poll(course.incarnation))
         else:
@@ -145,7 +148,8 @@ class Receiver:
         self._course.advance()
 
     def _inventory(self, message: Inventory) -> None:
-        self._course.changes.inventory(message)
+        if not self._course.changes.inventory(message):
+            self._course.unasked(message.node)
         self._course.advance()
 
     def _flushed(self, message: Flushed) -> None:
@@ -164,6 +168,7 @@ class Receiver:
         if self._is_host(message) and self._course.changes.open is None:
             self._course.presence.excused(message.uid)
             self._course.rehosting.no_exact_copy(message, self._course.incarnation)
+            self._course.look_again()
 
     def _is_host(self, message: Hosted | Stuck) -> bool:
         view = self._course.records.view

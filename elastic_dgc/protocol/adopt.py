@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,22 +60,44 @@ def _adopt(m: Member, view: View, k: int) -> Life[None]:
         if found is not None:
             yield from _here(m, view, k, found, tried)
             return
-    if not m.fast:
-        stuck = agent.unanswered["stuck"] = Out(COORDINATOR, say.Stuck(m.uid, view.number, k, tuple(tried)))
-        yield from m.wait(
-            (stuck,),
-            lambda: agent.number > view.number or (view.number, k) in agent.inexact_allowed,
-            "rehost",
-            m.limits.exact_wait_s + m.limits.rehost_s,
-        )
-        del agent.unanswered["stuck"]
-        if agent.number > view.number:
-            raise _Newer
+    if not m.fast and (yield from _wait_for_exact(m, view, k, exact, tried)):
+        return
     for source in [one for one in sources if not one.tier.exact] + [Source(Tier.ZERO)]:
         found = yield from _try(m, view, k, source, tried)
         if found is not None:
             yield from _here(m, view, k, found, tried)
             return
+
+
+def _wait_for_exact(m: Member, view: View, k: int, exact: Sequence[Source], tried: list[str]) -> Life[bool]:
+    """The coordinator says when an inexact copy may be taken; until then the exact ones are asked for again and again,
+    for links are mended, too. Returns whether one came."""
+    agent, limits, waited_s = m.agent, m.limits, 0.0
+    stuck = agent.unanswered["stuck"] = Out(COORDINATOR, say.Stuck(m.uid, view.number, k, tuple(tried)))
+    outs: tuple[Out, ...] = (stuck,)
+    try:
+        while waited_s < limits.exact_wait_s + limits.rehost_s:
+            allowed = yield from m.wait(
+                outs,
+                lambda: agent.number > view.number or (view.number, k) in agent.inexact_allowed,
+                "rehost",
+                limits.silent_s,
+            )
+            if agent.number > view.number:
+                raise _Newer
+            again: list[str] = []
+            for source in exact:
+                found = yield from _try(m, view, k, source, again)
+                if found is not None:
+                    yield from _here(m, view, k, found, tried)
+                    return True
+            tried[:] = dict.fromkeys((*tried, *again))
+            if allowed:
+                break
+            outs, waited_s = (), waited_s + limits.silent_s
+    finally:
+        del agent.unanswered["stuck"]
+    return False
 
 
 def _here(m: Member, view: View, k: int, found: Recovered, tried: list[str]) -> Life[None]:

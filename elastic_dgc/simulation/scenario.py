@@ -49,6 +49,7 @@ class Verdict:
     name: str
     row: str
     column: str
+    expected: str
     wrong: tuple[str, ...]
     exact: bool
     views: int
@@ -86,8 +87,8 @@ def judge(scenario: Scenario, world: World, over: bool) -> Verdict:
     texts = [text for _, _, text in world.said] + [world.platform.coordinator.finished]
     wrong += [f"nobody was told {part!r}" for part in scenario.told if not any(part in text for text in texts)]
     return Verdict(
-        scenario.name, scenario.row, scenario.column, tuple(wrong), exact, len(world.views), len(world.strikes.fired),
-        world.clock.now, tuple(str(one.ended) for one in world.platform.workers),
+        scenario.name, scenario.row, scenario.column, scenario.expected, tuple(wrong), exact, len(world.views),
+        len(world.strikes.fired), world.clock.now, tuple(str(one.ended) for one in world.platform.workers),
     )  # fmt: skip
 
 
