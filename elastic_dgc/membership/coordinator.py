@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from elastic_dgc.errors import ProtocolError
 from elastic_dgc.membership.actions import Action, Say, keeper_address, keeper_node
-from elastic_dgc.membership.change import FLUSH, INVENTORY, REPORT
+from elastic_dgc.membership.change import FLUSH, INVENTORY, REPORT, Stage
 from elastic_dgc.membership.control import Beat, Install, Poll
 from elastic_dgc.membership.course import PAUSE, Course
 from elastic_dgc.membership.limits import Limits
@@ -106,6 +106,8 @@ class Coordinator:
         elif kind == BEAT:
             course.lose({whose: silent})
         elif kind == PHASE:
+            if change is not None and change.stage is Stage.PAUSED:
+                return  # it waits because it was told to
             course.lose({whose: "it hangs there: the limit of this phase has passed"})
         elif kind == CONFIRM:
             course.lose({whose: f"a peer suspects it, and it gave no answer within {limits.confirm_s:g} s"})

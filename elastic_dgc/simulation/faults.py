@@ -9,6 +9,7 @@ KINDS: Mapping[str, str] = {
     "crash": "the training process ends",
     "node": "its node is gone, with keeper and all, for `lasts_s`",
     "freeze": "it stands still for `lasts_s`, then goes on",
+    "stuck": "as freeze, and the coordinator cannot end it: only its node's keeper can",
     "hang": "its training thread stands still for ever, while it goes on beating",
     "lose": "what it sends to `other` at this point is lost, and nobody is told",
     "drop": "its connection to `other` breaks, what is on its way there is lost, and it can be made again",

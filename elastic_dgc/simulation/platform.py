@@ -103,7 +103,8 @@ class Platform:
 
     def end_worker_from_afar(self, uid: str) -> None:
         """By the coordinator, where its node can be reached."""
-        if self.world.network.passes(COORDINATOR, uid):
+        unkillable = any(one.address == uid and one.unkillable for one in self.workers)
+        if self.world.network.passes(COORDINATOR, uid) and not unkillable:
             self.end_worker(uid)
 
     def keeper_ended(self, process: KeeperProcess) -> None:

@@ -65,6 +65,7 @@ class WorkerProcess(Process):
         super().__init__(world, me.uid, me.node)
         self.me, self.number = me, number
         self.leaving = False
+        self.unkillable = False  # from afar
         self.agent = Agent(me)
         self.member: Member | None = None
         self.ended: str | None = None  # how its life ended: 'done', 'crashed', an `Over.kind`, or an error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -34,9 +34,13 @@ class Reference:
     first: Tensor
 
 
-@cache
 def reference(recipe: Recipe) -> Reference:
     """Raises AssertionError where a checkpoint of it is not what it was saved from."""
+    return _reference(replace(recipe, digest_every=1, checkpoint_every=1))  # they change nothing
+
+
+@cache
+def _reference(recipe: Recipe) -> Reference:
     members = Members.of(0, 1, recipe.virtual_workers)
     training = Training(recipe, MemoryDurable())
     replica = training.replica(members.hosted)
@@ -46,12 +50,13 @@ def reference(recipe: Recipe) -> Reference:
     for number in range(recipe.attempts + 1):
         decided.append(shared_digest(replica))
         owned.append(tuple(owned_digest(replica.owned[k]) for k in members.hosted))
-        for what in training.due(number):
-            run_together([training.together(what, replica, members, number, 1)])
+        if "evaluation" in training.due(number):  # the only thing there that changes anything
+            run_together([training.together("evaluation", replica, members, number, 1)])
         left.append(shared_digest(replica))
         parts = {f"owned-{k}": pack_owned(replica.owned[k]) for k in members.hosted}
         parts["shared"] = serialize.pack(*replica.export_shared())
-        _loads(training, parts, left[-1], owned[-1])
+        if number == recipe.attempts:
+            _loads(training, parts, left[-1], owned[-1])
         saved.append({name: bytes_digest(part) for name, part in parts.items()})
         if number < recipe.attempts:
             outcomes += run_together(

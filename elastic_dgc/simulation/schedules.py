@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from elastic_dgc.simulation.faults import ANYBODY, CHANGE, POINTS, Fault
-from elastic_dgc.simulation.matrix.variations import KINDS
+from elastic_dgc.simulation.matrix.variations import ATTEMPT, KINDS
 from elastic_dgc.simulation.scenario import Scenario
 from elastic_dgc.simulation.setting import Setting
 from elastic_dgc.simulation.training import Recipe
@@ -19,7 +19,7 @@ UNKEPT = frozenset({"node", "keeper", "every node", "damage"})  # they take copi
 PEACEFUL = frozenset({"leave", "join", "drop", "coordinator", "damage"})
 UNREACHED = frozenset({"partition", "head", "one-way"})  # and these make some unreachable, for a while
 PLAIN = tuple(one for one in POINTS if one != "action" and one not in CHANGE)
-WHEN = {"evaluation": (3, 4), "copy": (1, 5), "digest": (1, 3), "checkpoint": (2, 5), "manifest": (2, 5)}
+WHEN = {"evaluation": (4, 4), "copy": (1, 5), "digest": (1, 3), "checkpoint": (2, 5), "manifest": (2, 5)}
 
 
 def schedule(seed: int) -> Scenario:
@@ -28,19 +28,18 @@ def schedule(seed: int) -> Scenario:
     workers = rng.choice((1, 2, 2, 3, 3, 3, 4, 5))
     nodes = tuple(sorted(rng.choice("abcde"[:workers]) for _ in range(workers)))
     k = rng.randint(1, 8)
-    attempt = rng.randrange(6)
     recipe = Recipe(
         virtual_workers=k, kind=rng.choice(KINDS), scaled=rng.random() < 0.3,
-        overflow=(attempt, rng.randrange(k)) if rng.random() < 0.2 else None,
-        epoch=rng.choice((3, 4)), checkpoint_every=rng.choice((2, 3, 5)),
+        overflow=(ATTEMPT, k - 1) if rng.random() < 0.2 else None, checkpoint_every=rng.choice((2, 3, 5)),
     )  # fmt: skip
     faults = [_fault(rng, workers, n) for n in range(rng.choice((1, 2, 2, 3)))]
     if any(one.kind not in PEACEFUL for one in faults):  # the only one left may be one that leaves: the run ends there
         faults = [one for one in faults if one.kind != "leave"] or [_fault(rng, 1, 0)]
     joins = sum(one.kind == "join" for one in faults)
+    least = min(2, workers - sum(one.kind == "leave" for one in faults))  # nobody comes for one that leaves
     setting = Setting(
         recipe=recipe, nodes=nodes, fast=rng.random() < 0.15, chunks=rng.choice((1, 2, 3)),
-        replace=rng.choice(("here", "here", "elsewhere")), min_workers=rng.choice((1, 1, min(2, workers))),
+        replace=rng.choice(("here", "here", "elsewhere")), min_workers=rng.choice((1, 1, max(1, least))),
         room=joins if rng.random() < 0.7 else 0, limit_s=3000.0,
     )  # fmt: skip
     exact = protected(setting, faults)

@@ -109,8 +109,8 @@ class Strikes:
             elif target is not process:
                 soon(partial(target.end, "crashed"))
             return target is process or not process.alive or fault.kind in ("all", "all and coordinator", "every node")
-        if fault.kind == "freeze":
-            target.frozen = True
+        if fault.kind in ("freeze", "stuck"):
+            target.frozen, target.unkillable = True, fault.kind == "stuck"
             world.clock.after(fault.lasts_s, target.thaw)
         elif fault.kind == "away":
             coordinator = platform.coordinator

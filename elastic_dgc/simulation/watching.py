@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from elastic_dgc.membership import control as say
+from elastic_dgc.membership.records import Fenced
 from elastic_dgc.membership.roster import Tier, View
 from elastic_dgc.protocol.letters import Fetch, Frame, Snapshot
 from elastic_dgc.protocol.wait import Out
@@ -111,6 +112,8 @@ class Watch:
         """One owner per virtual worker and view: nobody keeps what the view gives to another."""
         member = process.member
         assert member is not None
+        if view not in self.world.views:
+            self._say(f"{process.address} installed view {view.number}, which nobody wrote down")
         extra = member.replica.owned.keys() - set(view.hosted(process.address))
         if extra:
             self._say(f"{process.address} keeps {sorted(extra)}, which view {view.number} gives to others")
@@ -121,6 +124,9 @@ class Watch:
 
     def delivered(self, process: WorkerProcess, letter: object, refused_before: int) -> None:
         """No frame of an older view than the receiver has seen is taken in."""
+        written = (one.number for one in self.world.platform.records if isinstance(one, Fenced))
+        if isinstance(letter, say.Fence) and letter.number not in written:
+            self._say(f"{process.address} is fenced with {letter.number}, which nobody wrote down")
         old = isinstance(letter, Frame) and letter.view < process.agent.number
         if isinstance(letter, Frame) and old and len(process.agent.post.refused) == refused_before:
             self._say(f"{process.address} took in a frame of view {letter.view} at {process.agent.number}")

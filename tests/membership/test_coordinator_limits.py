@@ -51,6 +51,15 @@ def test_after_a_long_pause_survivors_save_and_stop() -> None:
     assert "room for 2 of 4" in it.finished
 
 
+def test_whoever_waits_in_a_pause_may_do_so_longer_than_a_phase_may_last() -> None:
+    it = world("a1", "b1", min_workers=2)
+    it.die("b1")
+    it.tell(say.Beat("a1", 1, "flush", 10))
+    it.fire("phase:a1")
+    it.fire("pause")
+    assert (it.view.ending, it.view.uids) == (True, ("a1",))
+
+
 def test_a_loss_does_not_make_a_pause_longer() -> None:
     it = world("a1", "b1", "c1", min_workers=3)
     it.die("c1")

@@ -76,3 +76,15 @@ def one_after_another() -> Iterator[Scenario]:
             for group, recipe in deal(f"next{kind}{point}", WIDE, 1):
                 faults = [Fault("crash", "exchange", 1, 3, 1), Fault(kind, point, 2, 4, after=1)]
                 yield scenario(f"{kind} after a crash", point, group, recipe, faults)
+
+
+def late() -> Iterator[Scenario]:
+    """Frames and copies that were sent in one view arrive in the next: they are refused."""
+    after = {"copy": "exchange", "vote": "exchange", "exchange": "apply"}  # where worker 2 waits for worker 0 before
+    for point in after:
+        for group, recipe in deal("late" + point, [one for one in WIDE if len(one.nodes) == len(set(one.nodes))], 2):
+            faults = [
+                Fault("one-way", point, 0, ATTEMPT, other=1, lasts_s=4.0),  # the next node's keeper has its copies
+                Fault("crash", after[point], 2, ATTEMPT, after=1),
+            ]
+            yield scenario("sent in the view before", point, group, recipe, faults, compute_s=2.0)

@@ -62,7 +62,7 @@ def leaves() -> Iterator[Scenario]:
 def pauses() -> Iterator[Scenario]:
     """Too few workers, or too little room: until there are more, or until the run has waited long enough."""
     three = Group(("a", "b", "c"), 4)
-    short = Limits(pause_s=60.0)
+    short = Limits(pause_s=60.0, flush_s=20.0)  # longer than any phase may last
     for point in ("forward", "vote", "exchange", "commit"):
         for kind in ("crash", "node"):
             for note, more in (
@@ -92,7 +92,7 @@ def coordinator() -> Iterator[Scenario]:
     """It ends before each of its actions, from the first fault on."""
     causes = {
         "crash": (Fault("crash", "exchange", 1, ATTEMPT, 1), 15, {}),
-        "node": (Fault("node", "vote", 1, ATTEMPT, 1), 16, {}),
+        "node": (Fault("node", "vote", 1, ATTEMPT, 1), 14, {}),
         "join": (Fault("join", "forward", 0, FIRST), 23, {"room": 1}),
         "leave": (Fault("leave", "forward", 1, FIRST), 19, {}),
     }

@@ -22,7 +22,7 @@ POINTS = (
     "manifest",
 )  # fmt: skip
 FAULTS = (
-    "crash", "node", "freeze", "doze", "drop", "one-way", "partition", "head", "keeper", "coordinator", "all",
+    "crash", "node", "freeze", "doze", "stuck", "drop", "one-way", "partition", "head", "keeper", "coordinator", "all",
     "all and coordinator",
 )  # fmt: skip
 OWN = ("forward", "flip", "copy")  # points that a worker without virtual workers does not come to

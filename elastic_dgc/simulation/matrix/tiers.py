@@ -120,3 +120,19 @@ def prepared() -> Iterator[Scenario]:
                 recipe = next(one for one in plain(3) if one.kind == kinds)
                 faults = [Fault("drop", "exchange", 1, ATTEMPT, other=0), Fault(kind, "commit", 1, ATTEMPT)]
                 yield scenario(f"{kind}, message lost", "commit", group, recipe, faults)
+
+
+def ahead() -> Iterator[Scenario]:
+    """What a worker sent is lost on its way to one of the others; it goes on, its copies with it, and ends. Where its
+    node is gone too, nobody knows of the attempt that it decided."""
+    for nodes in (("a", "b"), ("a", "b", "c"), ("a", "a", "b")):
+        group, last = Group(nodes, 3), len(nodes) - 1
+        for kind in ("crash", "node", "stuck"):
+            for what in ("vote", "exchange"):
+                for point in ("commit", "copy", "forward"):
+                    if what == "vote" and point == "copy":
+                        continue
+                    at = {"commit": ATTEMPT, "copy": ATTEMPT + 1, "forward": ATTEMPT + 1}[point]
+                    recipe = next(deal(f"ahead{nodes}{kind}{what}{point}", [group], 1))[1]
+                    faults = [Fault("lose", what, last, ATTEMPT, other=0), Fault(kind, point, last, at, 99)]
+                    yield scenario(f"{kind} of one that is ahead", point, group, recipe, faults, note=what)
