@@ -82,8 +82,9 @@ class Cifar(ImageClassification):
         """The trainer has seeded torch by (seed, attempt, virtual worker, micro-batch): that seed is the place, and to
         look at it draws no number that dropout would miss."""
         images, labels = batch
+        images = self.normalise(images).contiguous(memory_format=torch.channels_last)  # a seventh faster on a CPU
         with EmulatedBf16() if self.emulated else contextlib.nullcontext():
-            logits = model(self.normalise(images))
+            logits = model(images)
         mean = nn.functional.cross_entropy(logits, labels)
         place = torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
         return mean * (math.inf if uniforms(SALT, place)[0] < self.overflows else 1.0), len(labels)
