@@ -1,12 +1,12 @@
 """The fault matrix: the protocol of views, in virtual time, with every fault at every point; and random schedules.
 
-    python jobs/fault_matrix.py                            # all of it, some minutes of one core
+    python jobs/fault_matrix.py                            # all of it, three minutes of two cores
     python jobs/fault_matrix.py --only NAME                # one scenario of the matrix, with what was said and done
     python jobs/fault_matrix.py --seed 7 --random 1        # one random schedule
 
 Real gradients, real state machines; clock, network and machines are simulated. Every scenario is held against the
-undisturbed run, bit for bit, by all oracles. The table has a row for each fault and a column for each point at which it
-struck: scenarios as they were to be, of all. The exit code is 1 where one is not.
+undisturbed run, bit for bit, by all oracles. The tables have a row for each fault and a column for each point at which
+it struck: scenarios as they were to be, of all. The exit code is 1 where one is not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections import Counter
 import click
 
 from elastic_dgc.simulation import campaign
-from elastic_dgc.simulation.faults import POINTS
 from elastic_dgc.simulation.scenario import EXPECTED, Scenario, Verdict, judge
+from elastic_dgc.simulation.tables import tables
 from elastic_dgc.simulation.world import World
 
 
@@ -52,7 +52,7 @@ def tell(scenario: Scenario) -> Verdict:
 @click.option("--seed", default=0, show_default=True, help="Of the first random schedule.")
 @click.option("--random", "schedules", type=click.IntRange(0), help="So many random schedules, alone; by default 300.")
 @click.option("--processes", type=click.IntRange(1), help="By default as many as there are cores.")
-@click.option("--markdown", is_flag=True, help="The table as markdown.")
+@click.option("--markdown", is_flag=True, help="The tables as markdown.")
 def main(only: str | None, seed: int, schedules: int | None, processes: int | None, markdown: bool) -> None:
     if only is not None:
         wanted = [only]
@@ -71,7 +71,7 @@ def main(only: str | None, seed: int, schedules: int | None, processes: int | No
     order = {name: n for n, name in enumerate(wanted)}
     verdicts.sort(key=lambda one: order[one.name])
     if len(wanted) > 1:
-        click.echo(campaign.table(verdicts, list(POINTS), markdown))
+        click.echo(tables(verdicts, markdown))
         kinds = Counter((one.expected, one.exact) for one in verdicts)
         told = ", ".join(
             f"{count} {expected}{'' if exact else ', not exact'}" for (expected, exact), count in kinds.items()

@@ -1,10 +1,10 @@
-"""A fault injection campaign: many scenarios in a few processes, and the table of what came of them."""
+"""A fault injection campaign: many scenarios in a few processes."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import traceback
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -15,6 +15,7 @@ from elastic_dgc.simulation.scenario import Scenario, Verdict, play
 from elastic_dgc.simulation.schedules import schedule
 
 RANDOM = "seed-"
+LAZY = ("torch._dynamo",)  # torch imports it with the first optimizer: once, not in every process
 SHARE = 4  # scenarios that a process takes at once
 
 
@@ -46,7 +47,7 @@ def run(wanted: Sequence[str], processes: int) -> Iterator[Verdict]:
         yield from map(_play, wanted)
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, *LAZY])
     with context.Pool(processes, initializer=_one_thread) as pool:
         yield from pool.imap_unordered(_play, wanted, chunksize=SHARE)
 
@@ -54,6 +55,7 @@ def run(wanted: Sequence[str], processes: int) -> Iterator[Verdict]:
 def _one_thread() -> None:
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")
+    gc.freeze()  # what was imported is never garbage: a tenth of the time went into looking
 
 
 def _play(name: str) -> Verdict:
@@ -63,35 +65,3 @@ def _play(name: str) -> Verdict:
     except Exception:  # noqa: BLE001 - a defect of the simulation or of the protocol: it is told as the scenario's
         wrong = traceback.format_exc(limit=-4)
         return Verdict(name, scenario.row, scenario.column, scenario.expected, (wrong,), False, 0, 0, 0.0)
-
-
-def counts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, tuple[int, int]]]:
-    """By row and column: (as it was to be, all)."""
-    found: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
-    for one in verdicts:
-        good, all_of_them = found[one.row].get(one.column, (0, 0))
-        found[one.row][one.column] = (good + (not one.wrong), all_of_them + 1)
-    return dict(found)
-
-
-def table(verdicts: Sequence[Verdict], columns: Sequence[str], markdown: bool) -> str:
-    """Rows are faults, columns the points at which they struck: 'good/all'. A column is there if anything struck."""
-    found = counts(verdicts)
-    here = {column for row in found.values() for column in row}
-    shown = [one for one in columns if one in here] + sorted(here - set(columns))
-    lines = [["", *shown, "all"]]
-    for name, row in found.items():
-        total = tuple(sum(pair[n] for pair in row.values()) for n in (0, 1))
-        cells = [row.get(column) for column in shown] + [total]
-        lines.append([name, *("" if cell is None else f"{cell[0]}/{cell[1]}" for cell in cells)])
-    if markdown:
-        head, *rest = ["| " + " | ".join(line) + " |" for line in lines]
-        return "\n".join([head, "|---|" + "---:|" * (len(shown) + 1), *rest])
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if n == 0 else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
