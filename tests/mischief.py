@@ -73,6 +73,20 @@ class WithABadPoint(TinyTask):
         return OneBadPoint(62)
 
 
+class FailingEvaluation(TinyTask):
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, float]:
+        if len(batch[1]) == 2:  # the last batch
+            raise IndexError(49)
+        return super().evaluate(model, batch)
+
+
+class WithoutItsLibrary(TinyTask):
+    def model(self) -> nn.Module:
+        import not_there  # noqa: F401
+
+        return super().model()
+
+
 class Exploding(TinyTask):
     """Every loss is infinite once the weights have moved a little."""
 
@@ -86,6 +100,14 @@ class Exploding(TinyTask):
                 torch.manual_seed(0)
                 model.start = [model[0].weight.detach().clone()]  # a list: no buffer, no parameter
         return model.start[0]
+
+
+class ExplodingAtThree(TinyTask):
+    """Every loss is infinite after three applied attempts."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        mean = super().loss(model, batch)
+        return mean * (float("inf") if model[1].num_batches_tracked > 3 else 1.0)
 
 
 def work_with_another_torch(job: Job, rank: int, size: int, pipe: Any) -> None:

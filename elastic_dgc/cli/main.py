@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -67,6 +68,30 @@ def audit(file: str) -> None:
         raise DataError(f"{file}: the audit does not hold")
 
 
+@cli.command("check-data")
+@click.argument("data")
+@click.option("--threads", type=int, default=None, help="that decode  [one for each core]")
+def check_data(data: str, threads: int | None) -> None:
+    """Decode every image of DATA and list all that are corrupt, before any training.
+
+    DATA is what `train --data` takes, a folder or URI of Parquet shards, or a folder split/class/*.jpg|png that
+    prepare_images.py has not packed yet. Labels are checked, too. Ends with exit code 1 where something is wrong.
+    """
+    from elastic_dgc.data.check import check_data as check
+    from elastic_dgc.trainer.words import count
+
+    wrong = 0
+    for split in check(data, threads if threads is not None else os.cpu_count() or 1):
+        before = wrong
+        for line in split.corrupt:
+            click.echo(line)
+            wrong += 1
+        click.echo(f"{split.name}: {count(split.images, 'image')}, {wrong - before or 'none'} of them corrupt")
+    if wrong:
+        what = "1 image is" if wrong == 1 else f"{wrong} images are"
+        raise DataError(f"{data}: {what} corrupt: mend or remove what is listed, or leave it out (--skip-corrupt)")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by a signal.
 
@@ -88,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ElasticDGCError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("stopped at once; the same command goes on from the last checkpoint", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:  # click makes the one the cause of the other
+        click.echo(str(error.__cause__ or error) or "stopped at once", err=True)
         sys.exit(130)
     finally:
         logging.getLogger(ROOT).removeHandler(handler)

@@ -35,7 +35,8 @@ _FORMATS = {b"\x89P": ("PNG",), b"\xff\xd8": ("JPEG",)}  # by first bytes: other
 
 def decode(encoded: bytes | None, channels: int) -> Image.Image:
     """An image of mode 'L' (1 channel) or 'RGB' (3 channels), fully decoded. Orientation tags are not applied, as in
-    torchvision; alpha is dropped; 16 bits are scaled to 8. Raises `DataError` with Pillow's reason."""
+    torchvision; alpha is dropped; 16 bits are scaled to 8. Raises `DataError` with Pillow's reason, or where pixels are
+    not finite."""
     if not encoded:
         raise DataError("it has no bytes")
     try:
@@ -59,6 +60,9 @@ def to_mode(image: Image.Image, channels: int) -> Image.Image:
         # A palette with transparency goes through RGBA, otherwise Pillow warns for every such image.
         image = image.convert("RGBA").convert("RGB")
     elif image.mode == "F":
+        wrong = int((~np.isfinite(np.asarray(image))).sum())
+        if wrong:  # Pillow would make them 0, and nobody would ever know
+            raise DataError(f"pixels are not finite (NaN or infinite): {wrong} of {image.width * image.height}")
         image = image.convert("L")
     elif image.mode not in ("1", "L", "LA", "RGB", "RGBA"):  # CMYK, YCbCr, LAB, HSV, ...
         image = image.convert("RGB")

@@ -105,7 +105,8 @@ class ImageSource(Source):
             reason = f"{self.shards.locate(row)}: {error}"
             if not self.skip_corrupt:
                 raise DataError(
-                    f"{self.shards.uri}: corrupt image in {reason}; mend it, or leave such images out (--skip-corrupt)"
+                    f"{self.shards.uri}: corrupt image in {reason}; mend it, or leave such images out "
+                    f"(--skip-corrupt); elastic-dgc check-data lists all"
                 ) from error
             with self._lock:
                 self.corrupt[row] = reason

@@ -26,6 +26,8 @@ from elastic_dgc.log import logger
 
 Rows = npt.NDArray[np.int64]
 
+GAPS_SHOWN = 5
+
 
 def resolve(uri: str) -> tuple[fs.FileSystem, str]:
     """The filesystem and the path on it that a local path or a URI (`s3://`, `gs://`, `file://`, ...) names."""
@@ -121,11 +123,13 @@ class ParquetShards:
         self._warn_once_if_thrashing()
         return images, labels
 
-    def check_labels(self, classes: int | None = None) -> int:
+    def check_labels(self, classes: int | None = None, warn: bool = True) -> int:
         """Read all labels (no images) and make sure that they are 0..classes-1. Returns the number of classes: the
-        given one, else that of `classes.json`, else the highest label plus one. Raises `DataError` with the place."""
+        given one, else that of `classes.json`, else the highest label plus one; then labels that never occur are
+        warned of, unless not `warn`, and more of them than of those that do are an error. Raises `DataError` with the
+        place."""
         known = classes if classes is not None else len(self.class_names) if self.class_names else None
-        highest = 0
+        first_at: dict[int, str] = {}  # by label
         for file in self._files:
             try:
                 with self._fs.open_input_file(file.path) as stream:
@@ -146,8 +150,37 @@ class ParquetShards:
                     f"{self.uri}: {file.name}, row {bad[0]} has the label {values[bad[0]]}, "
                     f"labels must be {allowed}{count}: mend the data or classes.json, or raise the number of classes"
                 )
-            highest = max(highest, int(values.max()))
-        return known if known is not None else highest + 1
+            if known is None:
+                for label, row in zip(*np.unique(values, return_index=True), strict=True):
+                    first_at.setdefault(int(label), f"{file.name}, row {row}")
+        return known if known is not None else self._classes_by(first_at, warn)
+
+    def _classes_by(self, first_at: dict[int, str], warn: bool) -> int:
+        """The number of classes where only the labels tell it. A single typo makes it as large as it likes."""
+        labels = sorted(first_at)
+        classes = labels[-1] + 1
+        unseen = classes - len(labels)
+        if not unseen:
+            return classes
+        # What stands behind the widest gap is the odd one.
+        _, after = max((label - before, -label) for before, label in zip([-1, *labels], labels, strict=False))
+        gaps = [(before + 1, label - 1) for before, label in zip([-1, *labels], labels, strict=False)]
+        shown = [f"{low}" if low == high else f"{low} to {high}" for low, high in gaps if low <= high]
+        never = f"{', '.join(shown[:GAPS_SHOWN])}{' ...' if len(shown) > GAPS_SHOWN else ''}"
+        text = (
+            f"{self.uri}: {first_at[-after]} has the label {-after}, but in the split '{self.split}' {unseen} "
+            f"of the labels from 0 to {labels[-1]} never {'occurs' if unseen == 1 else 'occur'} ({never})"
+        )
+        if unseen > len(labels):
+            raise DataError(
+                f"{text}: mend the label; or number the classes from 0 without gaps; or, if it is right, say so by "
+                f"classes = {classes} or a classes.json"
+            )
+        if warn:
+            logger().warning(
+                f"{text}: the model gets {classes} classes all the same; classes = {classes} says that it is right"
+            )
+        return classes
 
     def _list(self) -> list[fs.FileInfo]:
         try:

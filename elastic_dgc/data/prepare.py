@@ -65,7 +65,8 @@ class _Folder:
         except DataError as error:
             if self.skip is None:
                 raise DataError(
-                    f"{path} is corrupt ({error}): mend or remove it, or leave such images out (--skip-corrupt)"
+                    f"{path} is corrupt ({error}): mend or remove it, or leave such images out (--skip-corrupt); "
+                    f"elastic-dgc check-data lists all"
                 ) from error
             self.skip(path, str(error))
             return None
@@ -133,6 +134,12 @@ def prepare(
                 raise DataError(f"{src}: every image of the split '{name}' is corrupt")
         (work / "classes.json").write_text(json.dumps(classes) + "\n")
     return rows
+
+
+def image_files(source: str) -> dict[str, list[Path]]:
+    """The image files of a folder `split/class/*.jpg|png`, by split (train, test). Raises `DataError`."""
+    _, splits = _scan(Path(source).expanduser().absolute())
+    return {name: [path for path, _ in files] for name, files in splits.items()}
 
 
 def _scan(src: Path) -> tuple[list[str], dict[str, list[tuple[Path, int]]]]:

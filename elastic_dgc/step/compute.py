@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from elastic_dgc.step.row import Health, Request, Row
 V_NORM_EVERY = 16  # attempts; it is for people, and reading v costs a tenth of the compression
 
 _PACKAGE = str(Path(elastic_dgc.__file__).parent)
+_STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARIES = str(Path(torch.__file__).parent.parent)
 
 
@@ -36,6 +38,7 @@ class MicroBatch:
 
 
 INPUTS_SHOWN = 8
+SAMPLES_SHOWN = 32  # of a micro-batch: any of them may be the cause
 
 BatchesOf = Callable[[int], Sequence[MicroBatch]]
 """The micro-batches of a virtual worker's present step."""
@@ -55,6 +58,7 @@ def compute(
     text, health = "", Health.GOOD
     total, count, samples = torch.zeros((), device=replica.device), 0, 0
     replica.attach(virtual_worker)
+    at_work: MicroBatch | None = None  # what the user's code has in hands
     try:
         if not replica.model.training:
             replica.model.train()
@@ -62,16 +66,18 @@ def compute(
         micro = batches(virtual_worker)
         for index, batch in enumerate(micro):
             if batch.count:
+                at_work = batch
                 seed_everything(replica.settings.seed, counters.attempt, virtual_worker, index)
                 mean, taken = _loss(loss, replica, batch)
                 (mean * (counters.loss_scale * taken / replica.settings.share)).backward()
                 total += mean.detach() * taken
                 count += taken
                 samples += batch.count
+        at_work = None
         replica.keep_buffers(virtual_worker)
     except Exception as raised:  # noqa: BLE001 - the user's own code may raise anything; it becomes a row
         error, health = raised, Health.ERROR
-        text = describe(raised, virtual_worker, counters.attempt)
+        text = describe(raised, virtual_worker, counters.attempt, at_work.rows if at_work is not None else ())
     norms = [replica.collect(virtual_worker)]
     if counters.attempt % V_NORM_EVERY == 0 or counters.skips_in_a_row > 0:
         norms.append(joint_norm(owned.v).to(replica.device))
@@ -136,10 +142,11 @@ def _bad_inputs(micro: Sequence[MicroBatch]) -> list[str]:
             if tensor.dim() and tensor.shape[0] == len(batch.rows):
                 bad |= ~torch.isfinite(tensor.reshape(len(batch.rows), -1)).all(1).cpu()
         rows += [row for row, wrong in zip(batch.rows, bad.tolist(), strict=True) if wrong]
-    if not rows:
-        return []
-    shown = ", ".join(map(str, rows[:INPUTS_SHOWN]))
-    return [f"input of row {shown}{' ...' if len(rows) > INPUTS_SHOWN else ''} is not finite"]
+    return [f"input of row {_some(rows, INPUTS_SHOWN)} is not finite"] if rows else []
+
+
+def _some(rows: Sequence[int], most: int) -> str:
+    return ", ".join(map(str, rows[:most])) + (f" and {len(rows) - most} more" if len(rows) > most else "")
 
 
 def _floating(data: Any) -> Iterator[Tensor]:
@@ -155,12 +162,30 @@ def _floating(data: Any) -> Iterator[Tensor]:
             yield from _floating(value)
 
 
-def describe(error: BaseException, virtual_worker: int, attempt: int) -> str:
-    """'ValueError: text (virtual worker 2, attempt 17, at file.py:33 in loss)', with the notes it carries."""
+def describe(error: BaseException, virtual_worker: int, attempt: int, rows: Sequence[int] = ()) -> str:
+    """'ValueError: text (virtual worker 2, attempt 17, at file.py:33 in loss; samples: rows 3, 4)', with the notes it
+    carries before the samples, which are those of the micro-batch."""
+    place = place_of(error)
+    notes = [*getattr(error, "__notes__", [])] + ([f"samples: rows {_some(rows, SAMPLES_SHOWN)}"] if rows else [])
+    told = "".join(f"; {note}" for note in notes)
+    where = f"virtual worker {virtual_worker}, attempt {attempt}{f', at {place}' if place else ''}{told}"
+    return f"{said_by(error)} ({where})"
+
+
+def said_by(error: BaseException) -> str:
+    """'ValueError: text', on one line."""
+    return f"{type(error).__name__}: {' | '.join(line.strip() for line in str(error).splitlines() if line.strip())}"
+
+
+def place_of(error: BaseException, users_only: bool = False) -> str:
+    """'file.py:33 in loss': the innermost place in the user's own code; where there is none the innermost of all, or ''
+    if `users_only`."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, _LIBRARIES))]
-    frame = (own or frames)[-1] if frames else None
-    place = f", at {frame.filename}:{frame.lineno} in {frame.name}" if frame else ""
-    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
-    said = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    return f"{type(error).__name__}: {said} (virtual worker {virtual_worker}, attempt {attempt}{place}{notes})"
+    own = [one for one in frames if is_users_frame(one.filename)]
+    found = own or ([] if users_only else frames)
+    return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
+
+
+def is_users_frame(filename: str) -> bool:
+    """Whether a file of a traceback is neither this package's nor an installed library's nor Python's own."""
+    return not filename.startswith((_PACKAGE, _LIBRARIES, _STDLIB, "<frozen "))

@@ -34,9 +34,10 @@ class ImageClassification(Task):
         self.config = config if config is not None else ImageConfig()
         self.seed = seed
         self.name = self.config.model
+        self._warns = True  # copies on workers do not repeat what the driver said
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "seed": self.seed, "name": self.name}
+        return {"config": self.config, "seed": self.seed, "name": self.name, "_warns": False}
 
     def model(self) -> nn.Module:
         config, channels, (_, height, width) = self.config, self.config.image_channels, self._train.sample_shape
@@ -113,7 +114,7 @@ class ImageClassification(Task):
 
     @cached_property
     def _classes(self) -> int:
-        classes = self._train.shards.check_labels(self.config.classes)
+        classes = self._train.shards.check_labels(self.config.classes, self._warns)
         self._test.shards.check_labels(classes)
         return classes
 

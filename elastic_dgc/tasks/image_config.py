@@ -18,7 +18,12 @@ class ImageConfig(Config):
     data: str | None = Field(
         None, description="folder or URI of Parquet shards; 'digits': embedded, the default of model digits"
     )
-    classes: int | None = Field(None, ge=1, description="number of classes; by default what the data has")
+    classes: int | None = Field(
+        None,
+        ge=1,
+        description="number of classes; by default those of classes.json, else the highest label plus one, which is "
+        "refused where most of the labels below it never occur",
+    )
     channels: Literal[1, 3] | None = Field(None, description="1 gray, 3 RGB, images are converted; default: model's")
     crop: Literal["none", "pad", "resized"] = Field("none", description="random crop of training images")
     pad: int | None = Field(None, ge=1, description="border of crop 'pad' in pixels; 4 by default")

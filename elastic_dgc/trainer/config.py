@@ -34,7 +34,7 @@ class RunConfig(Config):
         "fp32", description="(fixed) of forward and backward; parameters and residuals are fp32. auto: bf16 on GPUs"
     )
     loss_scale: float | None = Field(
-        None, description="(fixed) a power of two that stays; by default 1, and for fp16 one that finds itself"
+        None, description="(fixed) of fp16 only: a power of two that stays; by default one that finds itself"
     )
     residual_device: Literal["auto", "cpu"] = Field(
         "auto", description="(fixed) where u and v live: with the model, or in the CPU's memory for GPUs short of it"
@@ -102,6 +102,11 @@ class RunConfig(Config):
             raise ValueError(
                 f"workers = {self.workers!r}: the minimum {self.min_workers} is above the {self.virtual_workers} "
                 f"virtual workers; raise virtual_workers or lower workers"
+            )
+        if self.loss_scale is not None and self.precision != "fp16":
+            raise ValueError(
+                f"loss_scale = {self.loss_scale:g} is for precision = 'fp16', not for {self.precision!r}, which needs "
+                f"none: leave it out, or choose fp16"
             )
         share = self.virtual_workers * self.accumulation
         if self.batch % share:

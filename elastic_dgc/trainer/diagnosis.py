@@ -49,6 +49,31 @@ def scale_moved(before: float, after: float, bad: Sequence[int]) -> str:
     return f"gradients of virtual worker {who} overflow at loss scale {before:.15g}, which is {after:.15g} from now on"
 
 
+def skips_in_a_row(count: int, since_start: int, at: str = "") -> str:
+    """How many attempts in a row were skipped, `since_start` of them at most by this group of workers. The count is
+    shared state: a restart is no way around the limit, or a run could skip for ever."""
+    earlier = count - since_start
+    if earlier <= 0:
+        return f"{_attempts(count)} in a row were skipped{at}"
+    return (
+        f"{_attempts(count)} in a row were skipped{at}, {earlier} of them before the checkpoint that the workers "
+        f"went on from"
+    )
+
+
+def going_on_skipping(count: int, most: int) -> str:
+    """What is said where the checkpoint stands in the middle of skips in a row."""
+    left = max(1, most - count)
+    return (
+        f"the last {_attempts(count)} before this checkpoint were skipped, which counts: {left} more in a row "
+        f"{'ends' if left == 1 else 'end'} the run (--max-skips is {most})"
+    )
+
+
+def _attempts(count: int) -> str:
+    return f"{count} attempt{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class State:
     """Of a run that diverged: the learning rate as the user gave it, the loss scale, whether a smaller one may help

@@ -18,6 +18,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from elastic_dgc.errors import ElasticDGCError
+from elastic_dgc.log import logger
 from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer.backend import MeshConfig
 from elastic_dgc.trainer.controller import AnnounceController, end_fit
@@ -25,6 +26,7 @@ from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.losses import Losses
 from elastic_dgc.trainer.monitor import News, start_monitor
 from elastic_dgc.trainer.progress import Display
+from elastic_dgc.trainer.travel import packed
 from elastic_dgc.trainer.worker import train_worker
 
 POLL_S = 0.3
@@ -62,7 +64,9 @@ def drive_run(job: Job, display: Display) -> dict[str, Any]:
     if outcome is not None:
         return outcome
     if "error" in ended:
-        raise ElasticDGCError(f"Ray Train ended the run: {_first_line(ended['error'])}") from ended["error"]
+        error = ended["error"]
+        logger().debug("Ray Train ended the run", exc_info=error)
+        raise ElasticDGCError(f"Ray Train ended the run: {_first_line(error)}; see Ray's logs") from None
     raise ElasticDGCError("Ray Train ended the run without a result: see the logs of Ray; the same command goes on")
 
 
@@ -87,7 +91,7 @@ def _trainer(job: Job) -> DataParallelTrainer:
     )
     return DataParallelTrainer(
         train_worker,
-        train_loop_config={"job": job},
+        train_loop_config=packed(job),
         backend_config=MeshConfig(job.run_url, job.run, job.driver, config.max_restarts),
         scaling_config=scaling,
         # Ray's own storage stays empty: state is kept by ours, which needs no barrier over all workers

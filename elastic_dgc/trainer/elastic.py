@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from elastic_dgc import faults
-from elastic_dgc.errors import Stopped, TaskFailed, UsageError, error_named
+from elastic_dgc.errors import ElasticDGCError, Stopped, TaskFailed, UsageError, error_named
 from elastic_dgc.keeping.storage import open_storage
 from elastic_dgc.keeping.storage_base import Storage
 from elastic_dgc.membership import runs
@@ -27,7 +27,10 @@ from elastic_dgc.trainer.config import RunConfig
 from elastic_dgc.trainer.driving import drive_run
 from elastic_dgc.trainer.job import Job
 from elastic_dgc.trainer.progress import Display
+from elastic_dgc.trainer.shortened import shortened, users_cause
 from elastic_dgc.trainer.words import workers_range
+
+AT_ONCE = "stopped at once; the same command goes on from the last checkpoint, if there is one"
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,18 @@ class ElasticTrainer:
         the storage holds under the run's name (see README).
 
         Raises `TaskFailed` (with the user's exception as its cause) where the task's own code raised, `Stopped` on
-        Ctrl-C or SIGTERM with the state saved, and other `ElasticDGCError`s with one line that says what to do.
+        Ctrl-C or SIGTERM with the state saved, `KeyboardInterrupt` on Ctrl-C before there are workers or on a second
+        one, and other `ElasticDGCError`s with one line that says what to do. Where
+        nobody catches them, that line is the last of a short traceback: none of what is inside here is in it.
         """
+        try:
+            return self._fit()
+        except ElasticDGCError as error:
+            raise shortened(error) from users_cause(error)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(AT_ONCE) from None
+
+    def _fit(self) -> Result:
         config = self._absolute(self.config)
         local = self._address is None and not ray.is_initialized()
         connection = cluster.Connection(owned=False)

@@ -56,6 +56,7 @@ def evaluate(
     problem: str | None = None
     error: Exception | None = None
     seed_everything(replica.settings.seed, -2)
+    at_work: list[int] = []
     try:
         with torch.no_grad():
             batches = iterate(source, [parts[j] for j in mine], threads)
@@ -63,10 +64,13 @@ def evaluate(
                 group.fault("evaluate")
                 data = to_device(loaded.data)
                 left_out(loaded.left_out.tolist())
+                out = set(loaded.left_out.tolist())
+                at_work = [row for row in loaded.rows.tolist() if row not in out]
                 sums = {name: float(value) for name, value in task.evaluate(replica.model, data).items()}
-                found.append([j, len(loaded.rows) - len(loaded.left_out), sums])
+                found.append([j, len(at_work), sums])
+                at_work = []
     except Exception as raised:  # noqa: BLE001 - the user's own code; the others must hear of it
-        error, problem = raised, describe(raised, -1, group.attempt)
+        error, problem = raised, describe(raised, -1, group.attempt, at_work)
     told = group.gather({"found": found, "problem": problem}, "evaluation")
     for one in told:
         if one["problem"] is not None:

@@ -19,7 +19,7 @@ from elastic_dgc.step.attempt import Outcome, attempt
 from elastic_dgc.step.replica import Replica
 from elastic_dgc.step.row import Request
 from elastic_dgc.trainer.corrupt import CorruptSamples
-from elastic_dgc.trainer.diagnosis import State, failed, mend, scale_moved, skipped
+from elastic_dgc.trainer.diagnosis import State, failed, going_on_skipping, mend, scale_moved, skipped, skips_in_a_row
 from elastic_dgc.trainer.evaluation import evaluate
 from elastic_dgc.trainer.examination import examine, heal
 from elastic_dgc.trainer.feed import Feed, to_device
@@ -66,6 +66,7 @@ class Training:
         self.corrupt = corrupt or CorruptSamples(group, {"train": None, "test": test}, {})
         self.log = logger(worker=group.members.rank)
         self.end = order.steps_per_epoch * job.config.epochs
+        self.first = replica.counters.attempt
         self._audit = AuditWriter(group.view) if job.config.audit else None
         self._saved_at = time.monotonic()
         self._saved = -1  # the attempt of the last checkpoint of this view
@@ -77,6 +78,8 @@ class Training:
         """Train to the end, or to a stop. Returns 'finished' or 'stopped', with a checkpoint of that boundary."""
         counters = self.replica.counters
         stopping = False
+        if counters.hopeless_in_a_row and self.group.leads:
+            self.log.warning("%s", going_on_skipping(counters.hopeless_in_a_row, self.job.config.max_skips))
         while counters.attempt < self.end and not stopping:
             outcome = self._attempt()
             asked = outcome.decision.requests
@@ -177,7 +180,7 @@ class Training:
         lr, overflowed = self.replica.settings.optimizer.lr, outcome.decision.overflowed
         state = State(lr, counters.loss_scale, overflowed, counters.applied, largest)
         mended = mend(state, bool(bad) and not fatal, verified)
-        skips = f"{counters.skips_in_a_row} attempts in a row were skipped{at}"
+        skips = skips_in_a_row(counters.skips_in_a_row, counters.attempt - self.first, at)
         return f"{skips}, the last is attempt {outcome.attempt}: {why}; {mended}"
 
     def _show(self, outcome: Outcome) -> None:

@@ -4,6 +4,7 @@ and tells them of each other can run it."""
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +41,7 @@ from elastic_dgc.trainer.loop import AUDIT_FOLDER, Signals, Totals, Training
 from elastic_dgc.trainer.losses import Loss
 from elastic_dgc.trainer.mesh import Mesh
 from elastic_dgc.trainer.saving import Checkpoints, prove_shared
+from elastic_dgc.trainer.users_code import users_code
 from elastic_dgc.trainer.versions import agree_on_versions, versions
 from elastic_dgc.trainer.words import count
 
@@ -170,8 +172,10 @@ def _train(job: Job, group: Group, mesh: Mesh, watcher: Watcher, opened: _Open) 
 def _build(job: Job, group: Group) -> tuple[Source, Source | None, Replica, Order]:
     """Data, model and state from the seed. Fails on everyone alike where it fails on one worker."""
     task, config = job.task, job.config
-    source = jobs.training_source(task, config)
-    test = jobs.test_source(task, config)
+    worker = f"worker {group.members.rank} on {socket.gethostname()}"
+    with users_code(worker, "reading the data"):
+        source = jobs.training_source(task, config)
+        test = jobs.test_source(task, config)
     identity = jobs.identity_of(task, config, source, job.device)
     names = identity.keys() | job.identity.keys()
     differ = sorted(name for name in names if identity.get(name) != job.identity.get(name))
@@ -182,7 +186,8 @@ def _build(job: Job, group: Group) -> tuple[Source, Source | None, Replica, Orde
     order = jobs.make_order(source, config)
     settings = jobs.step_settings(task, config, order, identity)
     jobs.seed_model(config)
-    model = task.model()
+    with users_code(worker, "making the model"):
+        model = task.model()
     for name, parameter in model.named_parameters():
         if task.frozen(name):
             parameter.requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import traceback
 from typing import Any
 
@@ -20,6 +21,7 @@ from elastic_dgc.trainer.member import train_member
 from elastic_dgc.trainer.mesh import here
 from elastic_dgc.trainer.monitor import find_monitor
 from elastic_dgc.trainer.reporter import Reporter
+from elastic_dgc.trainer.travel import unpacked
 
 RESTART = (PeerLost, MessageError)
 """Errors after which a new group goes on from the last checkpoint; all others of ours end the run."""
@@ -32,11 +34,9 @@ def train_worker(config: dict[str, Any]) -> None:
     is told to the driver and not raised to Ray. A lost peer, or anything unforeseen, is raised: Ray starts the group
     again, from the last durable checkpoint.
     """
-    job: Job = config["job"]
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
-    os.environ[faults.VARIABLE] = job.faults
-    monitor = find_monitor(job.driver)
+    monitor = find_monitor(config["driver"])
     if ray.get(monitor.ended.remote(), timeout=60):
         here.left.set()
         return  # the run has ended while Ray was starting a group again
@@ -44,7 +44,10 @@ def train_worker(config: dict[str, Any]) -> None:
     if here.mesh is None or here.listener is None:
         raise ElasticDGCError("the backend did not set this worker up: is it run by this package's trainer?")
     outcome: dict[str, Any] | None
+    job: Job | None = None
     try:
+        job = unpacked(config, f"worker {rank} on {socket.gethostname()}")
+        os.environ[faults.VARIABLE] = job.faults
         outcome = train_member(job, rank, size, here.mesh, here.listener, reporter)
     except RESTART as error:
         if reporter.loss is None or reporter.loss.reason == str(error):
@@ -54,7 +57,7 @@ def train_worker(config: dict[str, Any]) -> None:
         reporter.tell_loss()
         raise
     except ElasticDGCError as error:
-        if isinstance(error, Fenced) and _overtaken_by_own(job):
+        if isinstance(error, Fenced) and job is not None and _overtaken_by_own(job):
             raise  # a group of the same command goes on: this one is only late to notice
         outcome = {
             "state": "failed",

@@ -92,6 +92,7 @@ def write_split(folder: Path, split: str, labels: list[int], image: str = "image
         ("--report /tmp", ["report = '/tmp' is a folder"]),
         ("--address 127.0.0.1:1", ["no Ray cluster at '127.0.0.1:1'", "connection refused", "--address"]),
         ("--address ray://localhost:1", ["no Ray cluster at 'ray://localhost:1'", "connection refused"]),
+        ("--precision bf16 --loss-scale 1024", ["loss_scale = 1024 is for precision = 'fp16'", "leave it out"]),
         ("--batch 65", ["batch = 65", "4 virtual workers", "64 and 68"]),
         ("--batch 2", ["batch = 2", "near is 4"]),
         ("--epochs many", ["epochs = 'many'", "valid integer"]),
@@ -141,13 +142,35 @@ def test_data_that_is_not_there(refused: Callable[..., str], tmp_path: Path) -> 
 
 
 def test_a_label_out_of_range(refused: Callable[..., str], tmp_path: Path) -> None:
-    write_split(tmp_path / "data", "train", [0, 1, 2, 5])
+    write_split(tmp_path / "data", "train", [0, 1, 2, 5, 4, 3])
     write_split(tmp_path / "data", "test", [0, 1])
     line = refused(1, "train", "--data", str(tmp_path / "data"), "--classes", "3")
     assert "train-00000.parquet, row 3 has the label 5, labels must be 0..2" in line
     assert "raise the number of classes" in line
     write_split(tmp_path / "data", "test", [0, 6])
     assert "test-00000.parquet, row 1 has the label 6" in refused(1, "train", "--data", str(tmp_path / "data"))
+    write_split(tmp_path / "data", "train", [0, 1, 2, 999])
+    line = refused(1, "train", "--data", str(tmp_path / "data"))
+    assert "train-00000.parquet, row 3 has the label 999, but in the split 'train' 996 of the labels" in line
+    assert "or, if it is right, say so by classes = 1000" in line
+
+
+def test_all_corrupt_images_are_listed_before_training(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_split(tmp_path, split, [0, 1])
+    for extra, code, last in ([], 0, "test: 2 images, none of them corrupt"), (["x", None], 1, "of them corrupt"):
+        if extra:
+            table = pa.table({"image": pa.array([b"x", None], pa.binary()), "label": [0, 1]})
+            pq.write_table(table, tmp_path / "train-00001.parquet")
+        with pytest.raises(SystemExit) as end:
+            main(["check-data", str(tmp_path), "--threads", "2"])
+        out, err = capsys.readouterr()
+        assert end.value.code == code
+        assert out.splitlines()[-1].endswith(last)
+    assert "train-00001.parquet, row 0: it is no image" in out
+    assert "train-00001.parquet, row 1: it has no bytes" in out
+    assert "train: 4 images, 2 of them corrupt" in out
+    assert re.fullmatch(r"error: [^\n]+: 2 images are corrupt: mend or remove [^\n]+\n", err)
 
 
 def test_a_missing_column(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -201,6 +224,20 @@ def test_a_stop_that_was_asked_for_is_no_error(
         main(["train"])
     assert end.value.code == 130
     assert capsys.readouterr().err == "stopped after attempt 7, state saved in /runs: the same command goes on\n"
+
+
+def test_ctrl_c_before_there_are_workers_is_a_line_that_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: ElasticTrainer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ElasticTrainer, "_fit", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["train"])
+    assert end.value.code == 130
+    said = "stopped at once; the same command goes on from the last checkpoint, if there is one\n"
+    assert capsys.readouterr().err.lstrip() == said
 
 
 def test_help_needs_neither_torch_nor_ray() -> None:

@@ -76,7 +76,10 @@ class Failing(TinyTask):
 
 
 def test_a_users_exception_arrives_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(TaskFailed, match=r"ZeroDivisionError: no such point \(virtual worker \d, attempt \d+, at .*"):
+    told = (
+        r"ZeroDivisionError: no such point \(virtual worker \d, attempt \d+, at .*test_on_ray.py.*; samples: rows \d+"
+    )
+    with pytest.raises(TaskFailed, match=told):
         fit(tmp_path, Failing(), workers="2")
 
 

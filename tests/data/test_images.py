@@ -187,3 +187,16 @@ def test_a_split_of_corrupt_images_only_is_an_error(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Augment(**values)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_pixels_that_are_no_numbers_are_damage_and_not_black(tmp_path: Path, value: float) -> None:
+    pixels = np.full((8, 8), 7, dtype=np.float32)
+    good = encode(Image.fromarray(pixels), "TIFF")
+    pixels[2, 3:5] = value
+    bad = encode(Image.fromarray(pixels), "TIFF")
+    with pytest.raises(DataError, match=r"train-0.parquet, row 1: pixels are not finite \(NaN or infinite\): 2 of 64"):
+        source(tmp_path, [good, bad], channels=1).load(np.array([0, 1]), None)
+    skipping = source(tmp_path, [good, bad, good], channels=1, skip_corrupt=True)
+    assert skipping.load(np.arange(3), None)[0].tolist() == [[[[7] * 8] * 8]] * 2
+    assert list(skipping.corrupt) == [1]

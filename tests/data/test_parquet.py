@@ -175,6 +175,36 @@ def test_labels_are_checked_with_their_place(tmp_path: Path) -> None:
         ParquetShards(str(tmp_path), "train").check_labels()
 
 
+@pytest.mark.parametrize(
+    ("labels", "odd", "never"),
+    [([0, 999, 2, 1], "row 1 has the label 999", "996 of the labels from 0 to 999 never occur (3 to 998)"),
+     ([9, 0, 50, 1, 52], "row 2 has the label 50", "48 of the labels from 0 to 52 never occur (2 to 8, 10 to 49, 51)"),
+     ([7], "row 0 has the label 7", "7 of the labels from 0 to 7 never occur (0 to 6)")],
+)  # fmt: skip
+def test_labels_most_of_which_never_occur_are_refused_with_the_first_odd_sample_unless_they_are_announced(
+    tmp_path: Path, labels: list[int], odd: str, never: str
+) -> None:
+    one_file(tmp_path, image=[b"x"] * len(labels), label=labels)
+    shards = ParquetShards(str(tmp_path), "train")
+    with pytest.raises(DataError) as error:
+        shards.check_labels()
+    assert f"train-0.parquet, {odd}, but in the split 'train' {never}" in str(error.value)
+    assert f"say so by classes = {max(labels) + 1}" in str(error.value)
+    assert shards.check_labels(max(labels) + 1) == max(labels) + 1
+
+
+def test_a_label_that_never_occurs_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one_file(tmp_path, image=[b"x"] * 4, label=[1, 2, 3, 2])
+    shards = ParquetShards(str(tmp_path), "train")
+    assert shards.check_labels(warn=False) == 4
+    assert not caplog.records
+    assert shards.check_labels() == 4
+    (record,) = caplog.records
+    assert "row 0 has the label 1, but in the split 'train' 1 of the labels from 0 to 3 never occurs (0)" in record.msg
+    shards.check_labels(4)
+    assert len(caplog.records) == 1
+
+
 def test_missing_and_negative_labels_are_errors(tmp_path: Path) -> None:
     one_file(tmp_path, image=[b"x", b"y"], label=pa.array([0, None]))
     shards = ParquetShards(str(tmp_path), "train")

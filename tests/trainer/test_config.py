@@ -53,9 +53,10 @@ def identity(config: RunConfig, task: Task | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize("name", RunConfig.model_fields)
 def test_every_field_is_known_to_decide_the_result_or_not_to(name: str) -> None:
     """A new field needs another value in OTHER, and a decision: fixed, or in UNFIXED."""
-    changed = BASE.with_values(**{name: OTHER[name]})
-    assert getattr(changed, name) != getattr(BASE, name)
-    assert (identity(changed) == identity(BASE)) == (name in jobs.UNFIXED)
+    base = BASE.with_values(precision="fp16") if name == "loss_scale" else BASE
+    changed = base.with_values(**{name: OTHER[name]})
+    assert getattr(changed, name) != getattr(base, name)
+    assert (identity(changed) == identity(base)) == (name in jobs.UNFIXED)
     said = (RunConfig.model_fields[name].description or "").startswith("(fixed)")
     assert said == (name not in jobs.UNFIXED)
 
@@ -123,6 +124,13 @@ def test_workers_are_a_range_that_the_virtual_workers_can_fill(low: int, high: i
     else:
         with pytest.raises(UsageError, match=f"workers = '{low}:{high}'"):
             make()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+def test_a_loss_scale_is_for_fp16(precision: str) -> None:
+    assert RunConfig(precision="fp16", loss_scale=1024).loss_scale == 1024
+    with pytest.raises(UsageError, match=rf"loss_scale = 1024 is for precision = 'fp16', not for '{precision}'"):
+        RunConfig(precision=precision, loss_scale=1024)
 
 
 def test_a_plain_number_of_workers_is_both_ends() -> None:

@@ -57,6 +57,6 @@ def test_without_leave_the_first_one_ends_the_run_in_one_line_that_names_it(tmp_
     for end in run_group(tiny_job(str(tmp_path), task=task(data, skip=False)), 2):
         assert end[:2] == ("raised", "TaskFailed")
         assert "corrupt image in train-00000.parquet, row " in end[2]
-        assert "(--skip-corrupt) (virtual worker " in end[2]
+        assert "(--skip-corrupt); elastic-dgc check-data lists all (virtual worker " in end[2]
         assert not end[2].startswith("DataError")
         assert ".py" not in end[2]

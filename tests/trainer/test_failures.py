@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import groups
 import pytest
 from groups import run_group, run_to_end, tiny_job
-from mischief import Exploding, WithABadPoint, work_on_a_full_disk, work_with_a_memory_that_forgets
+from mischief import (
+    Exploding,
+    ExplodingAtThree,
+    FailingEvaluation,
+    WithABadPoint,
+    WithoutItsLibrary,
+    work_on_a_full_disk,
+    work_with_a_memory_that_forgets,
+)
 
 from elastic_dgc.data.audit import verify
 from elastic_dgc.keeping import checkpoint
@@ -67,6 +76,30 @@ def test_a_run_that_diverges_stops_with_its_diagnosis_and_its_last_checkpoint(tm
     place = f"attempt {found[0].attempt} in {storage.url(found[0].directory)}"
     assert all(f"the last verified checkpoint, of {place}, is untouched" in end[2] for end in ends)
     assert not problems
+
+
+def test_a_restart_is_no_way_around_the_limit_of_skips_and_it_is_said_which_were_before_it(tmp_path: Path) -> None:
+    """The last checkpoint stands in the middle of the skips: a run that goes on from it ends where one that was never
+    stopped would."""
+    job = tiny_job(str(tmp_path), task=ExplodingAtThree())
+    for size, said in (2, ""), (3, ", 2 of them before the checkpoint that the workers went on from"):
+        for end in run_group(job, size):
+            assert end[:2] == ("raised", "Diverged")
+            assert f"3 attempts in a row were skipped{said}, the last is attempt 5: all 4 virtual workers" in end[2]
+
+
+def test_what_the_users_evaluation_raises_is_told_with_its_samples(tmp_path: Path) -> None:
+    for end in run_group(tiny_job(str(tmp_path), task=FailingEvaluation()), 2):
+        assert end[:2] == ("raised", "TaskFailed")
+        assert re.match(r"IndexError: 49 \(in the evaluation, attempt 4, at .*mischief.py:\d+ in evaluate; ", end[2])
+        assert end[2].endswith("; samples: rows 48, 49)")
+
+
+def test_what_making_the_model_raises_on_a_worker_ends_the_run_with_its_place(tmp_path: Path) -> None:
+    for end in run_group(tiny_job(str(tmp_path), task=WithoutItsLibrary()), 1):
+        assert end[:2] == ("raised", "TaskFailed")
+        assert re.match(r"worker 0 on \S+, making the model: ModuleNotFoundError: No module named 'not_there'", end[2])
+        assert re.search(r"mischief.py:\d+ in model\); install it on every node", end[2])
 
 
 def test_owned_state_that_memory_forgot_is_mended_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from elastic_dgc.step.compute import describe
 from elastic_dgc.step.state import Counters
 from elastic_dgc.trainer import cluster
 from elastic_dgc.trainer.config import RunConfig
-from elastic_dgc.trainer.diagnosis import State, failed, mend, scale_moved, skipped
+from elastic_dgc.trainer.diagnosis import State, failed, going_on_skipping, mend, scale_moved, skipped, skips_in_a_row
 from elastic_dgc.trainer.elastic import Result
 from elastic_dgc.trainer.loop import Signals, Training
 from elastic_dgc.trainer.losses import Loss, Losses
@@ -147,6 +147,22 @@ def test_an_error_of_the_package_has_no_class_and_no_place_and_a_users_own_keeps
     assert failed(inside.format("/home/me/task.py")) == inside.format("/home/me/task.py")
     assert failed("anything else") == "anything else"
     assert failed(described(ElasticDGCError("said"))) == "said (virtual worker 2, attempt 17)"
+
+
+def test_an_error_of_the_users_code_names_the_samples_it_had_in_hands() -> None:
+    try:
+        raise IndexError("index 10 is out of bounds")
+    except IndexError as error:
+        told = failed(describe(error, 2, 17, range(40)))
+    assert told.startswith(f"IndexError: index 10 is out of bounds (virtual worker 2, attempt 17, at {__file__}:")
+    assert told.endswith("; samples: rows " + ", ".join(map(str, range(32))) + " and 8 more)")
+
+
+def test_skips_in_a_row_that_a_checkpoint_remembers_are_told_apart() -> None:
+    assert skips_in_a_row(3, 3, " at loss scale 2") == "3 attempts in a row were skipped at loss scale 2"
+    assert skips_in_a_row(3, 20) == "3 attempts in a row were skipped"
+    assert skips_in_a_row(3, 1).startswith("3 attempts in a row were skipped, 2 of them before the checkpoint")
+    assert "skipped, which counts: 1 more in a row ends the run (--max-skips is 3)" in going_on_skipping(2, 3)
 
 
 def progress(attempt: int, **changes: Any) -> dict[str, Any]:
