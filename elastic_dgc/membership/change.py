@@ -187,8 +187,10 @@ class Changes:
         self._tell(change.draft)
         plan = change.draft.plan
         giving = sorted({one.sender for one in plan.transfers if keeper_node(one.sender) is not None})
-        survivors = [one.uid for one in change.survivors if one.uid not in change.next]
-        self.send([*change.next, *survivors, *giving], plan)
+        # Whoever leaves with nothing to hand over has no part in it, wherever it is, and waits for the install.
+        parts = {uid for one in plan.transfers for uid in (one.sender, one.to)}
+        going = [one.uid for one in change.survivors if one.uid not in change.next and one.uid in parts]
+        self.send([*change.next, *going, *giving], plan)
         self._emit(SetTimer(FLUSH, self._limits.flush_s))
 
     def _tell(self, made: Draft) -> None:

@@ -26,12 +26,17 @@ class Coordinator:
     """Made from the records of all coordinators of the run before it, oldest first.
 
     Each method returns what is to be done, in order. Call `keeper_there` and `checkpoint_written` for what is known
-    already, then `start`, then anything in any order. After `Finished` nobody but newcomers is answered.
+    already, then `start`, then anything in any order. After `Finished` whoever is still there is told to stop.
     """
 
     def __init__(self, settings: CoordinatorSettings, limits: Limits, records: Sequence[Record] = ()) -> None:
         self._course = Course(settings, limits, records)
         self._receiver = Receiver(self._course)
+
+    @property
+    def incarnation(self) -> int:
+        """Of this coordinator, once it has taken over."""
+        return self._course.incarnation
 
     def start(self) -> list[Action]:
         """Take over: a new incarnation. A change that was open begins again; else training is not disturbed."""

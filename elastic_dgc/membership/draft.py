@@ -71,11 +71,11 @@ def _restart(
     inventories: Sequence[Inventory],
     checkpoints: Sequence[Saved],
 ) -> RestartPoint | None:
-    """Where to begin again, None where survivors know. Survivors who host nothing are spares, and may know less than
-    the keepers of those who were lost."""
+    """Where to begin again, None where survivors know. Survivors who have no owned state, as spares or because they
+    still wait for it, may know less than the keepers of those who were lost."""
     if view is None:
         return restart_point(inventories, checkpoints, settings.virtual_workers, 0)
-    if any(view.hosted(uid) or one.hosted for uid, one in reports.items()):
+    if any(one.hosted for one in reports.values()):
         return None
     point = restart_point(inventories, checkpoints, settings.virtual_workers, view.closed_at)
     return None if reports and closing(list(reports.values()), inventories, view)[0] >= point.closed_at else point

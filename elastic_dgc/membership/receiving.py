@@ -56,9 +56,9 @@ class Receiver:
             raise ProtocolError(f"the coordinator was sent a {type(message).__name__}, which is no message to it")
         course = self._course
         uid = message.worker.uid if isinstance(message, Hello) else getattr(message, "uid", None)
-        if course.over:
-            if isinstance(message, Hello):
-                course.send(message.worker.uid, Stop(course.incarnation, course.over))
+        if course.over:  # a newcomer, or one that waits for somebody who has ended
+            if isinstance(message, (Hello, Beat)) and keeper_node(str(uid)) is None:
+                course.send(str(uid), Stop(course.incarnation, course.over))
         elif uid in course.records.gone:
             course.out(str(uid))
         else:

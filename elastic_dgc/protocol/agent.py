@@ -87,9 +87,8 @@ class Agent:
                 self.inexact_allowed.add((letter.view, letter.virtual_worker))
             case say.Stop():
                 self.over = self.over or ("stopped", letter.reason)
-            case say.Out():
-                if self.view is not None or self.fence is not None:
-                    self.over = self.over or ("out", f"view {letter.number} is without this worker")
+            case say.Out():  # also to a newcomer: it was lost before its view was installed, and is taken in no more
+                self.over = self.over or ("out", f"view {letter.number} is without this worker")
             case say.Ping():
                 return [self.beat()]
             case say.Poll():

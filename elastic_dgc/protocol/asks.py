@@ -81,10 +81,10 @@ def _payload(m: Member, key: Key) -> Payload:
 def _from_flush(m: Member, ask: Ask) -> Mapping[Key, Payload]:
     """What the flush brought is all there is: nothing is sent any more in the old view."""
     post = m.agent.post
+    total = m.flushed_total
+    if total is not None and ask.phase == "exchange":  # before anything else: to make it might take an orphan's state
+        raise SumKnown(total)
     if post.has(ask.want):
         return {key: _payload(m, key) for key in ask.want}
-    total = m.flushed_total
-    if total is not None and ask.phase == "exchange":
-        raise SumKnown(total)
     missing = next(key for key in ask.want if post.get(key) is None)
     raise ProtocolError(f"the flush to {m.closing} did not bring {describe(missing)}")

@@ -52,6 +52,7 @@ class Keeper:
         self.offered: dict[int, tuple[str, OwnedState]] = {}  # handed over, for a view that is not installed yet
         self.refused = 0
         self._snapshots: list[tuple[int, bytes]] = []
+        self._decided_in: dict[int, int] = {}  # views, by the attempts of the log's entries
         self._notes: dict[int, bytes] = {}  # by the attempts decided: what boundaries changed in shared state
         self._ended = ended
         self._orphans: frozenset[int] = frozenset()  # of the present view, which may still ask for a copy
@@ -77,20 +78,34 @@ class Keeper:
         return state
 
     def learn(self, tag: int, shared: bytes, entries: Sequence[Entry]) -> None:
-        """A process of this node was given shared state with the log since; a keeper that knows more keeps that."""
-        if self.shared_range is None or self.shared_range[1] < tag + len(entries):
-            self._snapshots, self.log = [(tag, shared)], AttemptLog(self._budget_bytes)
+        """A process of this node has come by shared state, with the log since; a keeper that knows more keeps that."""
+        known, newest, high = self.shared_range, self.log.newest, tag + len(entries)
+        if (known is None or known[1] < high) and (newest is None or newest.attempt < high):
+            self._snapshots, self.log, self._decided_in = [(tag, shared)], AttemptLog(self._budget_bytes), {}
             for entry in entries:
                 self.log.add(entry)
 
     def prepared(self, virtual_worker: int, attempt: int, message: bytes) -> None:
         self.slots[virtual_worker].message = (attempt, message)
 
-    def decided(self, entry: Entry) -> None:
-        """Called by each process of the node, before it applies; the first one counts."""
+    def decided(self, entry: Entry, view: int) -> None:
+        """Called by each process of the node, before it applies; the first one of the newest view counts. What was
+        decided in an older one and is decided again was of a history that did not go on."""
+        if view < self._installed:
+            return
+        if self.log.covers(entry.attempt, entry.attempt + 1) and self._decided_in.get(entry.attempt, 0) < view:
+            self._cut(entry.attempt)
         newest = self.log.newest
         if newest is None or entry.attempt > newest.attempt:
             self.log.add(entry)
+            self._decided_in[entry.attempt] = view
+
+    def _cut(self, attempt: int) -> None:
+        """Forget this attempt and what followed."""
+        self.log.cut(attempt)
+        self._decided_in = {one: view for one, view in self._decided_in.items() if one < attempt}
+        self._snapshots = [one for one in self._snapshots if one[0] <= attempt]
+        self._notes = {one: fields for one, fields in self._notes.items() if one <= attempt}
 
     def snapshot(self, tag: int, shared: Callable[[], bytes]) -> None:
         """Shared state at the start of a round, or where there is nothing yet. Taken once for the node."""
@@ -100,12 +115,9 @@ class Keeper:
         # A rolling snapshot begins with a round, and is complete a round later: none in use begins before that.
         while len(self._snapshots) > 1 and self._snapshots[1][0] <= tag - 2 * self.chunks:
             del self._snapshots[0]
-        self.log.forget(self._snapshots[0][0])
-
-    @property
-    def can_give(self) -> bool:
-        """Whether shared state can be made from what is here, up to the newest entry of the log."""
-        return self.shared_range is not None
+        oldest = self._snapshots[0][0]
+        self.log.forget(oldest)
+        self._decided_in = {one: view for one, view in self._decided_in.items() if one >= oldest}
 
     def note(self, decided: int, fields: Mapping[str, Any]) -> None:
         """What was done together at a boundary changed these counters, which do not follow from the log."""

@@ -110,7 +110,7 @@ class Member(Surroundings):
 
     def enter(self, entry: Entry) -> None:
         self.newest = entry
-        self.keeper.decided(entry)
+        self.keeper.decided(entry, self.view.number)
 
     # --- what a change of view asks
 
@@ -137,8 +137,9 @@ class Member(Surroundings):
         self.extra = ()
         self.stage = min(view.stage, len(self.due()))
         self.keeper.ledger = self.ledger
-        if not self.keeper.can_give:
-            self.keeper.snapshot(self.decided, self.packed_shared)
+        known = self.keeper.shared_range
+        if known is None or known[1] < self.decided:  # nothing, or of before a gap: after a start from storage
+            self.keeper.learn(self.decided, self.packed_shared(), ())
 
     def attach(self, keeper: Keeper) -> None:
         """A new keeper on this node, in place of one that died: it gets the memory that is mapped here."""

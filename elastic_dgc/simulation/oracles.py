@@ -83,7 +83,7 @@ def owners(world: World) -> list[str]:
     hosted: dict[tuple[int, int], list[int]] = defaultdict(list)
     for one in world.watch.seen:
         hosted[one.view, one.attempt] += sorted(one.hosted)
-    ends = [k for one in finished(world) for k in one.replica.owned]
+    ends = [k for one in last(world) for k in one.replica.owned]
     for (view, attempt), everybody in [*hosted.items(), ((-1, -1), ends)]:
         if len(set(everybody)) < len(everybody):
             where = f"view {view}, attempt {attempt}" if view >= 0 else "the end"
@@ -94,6 +94,14 @@ def owners(world: World) -> list[str]:
 def finished(world: World) -> list[Member]:
     """The members that came to the end of the run."""
     return [one.member for one in world.platform.workers if one.ended == "done" and one.member is not None]
+
+
+def last(world: World) -> list[Member]:
+    """Those who came to the end in the last view in which anybody did. Where no word of an earlier view's end had come
+    through, its successors came to the end again, with what it left."""
+    done = finished(world)
+    newest = max((one.view.number for one in done), default=0)
+    return [one for one in done if one.view.number == newest]
 
 
 def agreed(world: World) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ class Platform:
         self.workers: list[WorkerProcess] = []
         self.keepers: dict[str, KeeperProcess] = {}
         self.coordinator = CoordinatorProcess(world, self.records)
+        self._due: Counter[str] = Counter()  # workers to start on nodes that are down, once those are back
 
     def start(self) -> None:
         setting = self.world.setting
@@ -46,6 +48,7 @@ class Platform:
     def start_worker(self, node: str) -> None:
         world = self.world
         if node in world.network.down:
+            self._due[node] += 1
             return
         if node not in self.keepers:
             self.start_keeper(node)
@@ -92,8 +95,15 @@ class Platform:
         self.tell(lambda machine: machine.died(process.address, last), SEEN_S)  # type: ignore[arg-type]
         where = self.world.setting.replace
         if how not in ("done", "stopped", "error") and where != "never" and not process.leaving:
-            node = process.node if where == "here" else f"{process.node}+"
-            self.world.clock.after(REPLACED_S, lambda: self.start_worker(node))
+            start = self.start_worker if where == "here" else self._start_elsewhere
+            self.world.clock.after(REPLACED_S, lambda: start(process.node))
+
+    def _start_elsewhere(self, node: str) -> None:
+        """On a node of its own that is up."""
+        node += "+"
+        while node in self.world.network.down:
+            node += "+"
+        self.start_worker(node)
 
     def end_worker(self, uid: str) -> None:
         """By its node's keeper: gone when this returns."""
@@ -137,14 +147,13 @@ class Platform:
         def again() -> None:
             world.network.down.discard(node)
             self.start_keeper(node)
-            if world.setting.replace == "here":
-                for _ in lost:
-                    self.start_worker(node)
+            for _ in range(self._due.pop(node, 0) + (len(lost) if world.setting.replace == "here" else 0)):
+                self.start_worker(node)
 
         world.clock.after(lasts_s, again)
         if world.setting.replace == "elsewhere":
             for _ in lost:
-                world.clock.after(REPLACED_S, lambda: self.start_worker(f"{node}+"))
+                world.clock.after(REPLACED_S, lambda: self._start_elsewhere(node))
 
 
 __all__ = ["HEAD", "Platform"]

@@ -43,6 +43,7 @@ class Return:
     """An orphan that came back at `attempt`, as its new host told the coordinator, with v as it was there. `history`:
     what was known of it by then, by attempt."""
 
+    view: int
     virtual_worker: int
     attempt: int
     tier: Tier
@@ -152,7 +153,9 @@ class Watch:
             known = {n: share for (n, whose), share in self.shares.items() if whose == k and n < attempt}
             history = {n: known[n] for n in sorted(known, reverse=True) if n in self.rates}
             v = member.replica.owned[k].v.clone()
-            self.returns.append(Return(k, attempt, Tier(letter.tier), letter.passed_over, letter.lost_mass, v, history))
+            self.returns.append(
+                Return(letter.view, k, attempt, Tier(letter.tier), letter.passed_over, letter.lost_mass, v, history)
+            )
 
     def waited(self, process: WorkerProcess, phase: str, deadline_s: float, waited_s: float) -> None:
         """No wait is longer than its phase allows."""

@@ -148,6 +148,11 @@ class AttemptLog:
             raise ValueError(f"attempts {tag} to {self._entries[0].attempt - 1} are not in the log any more")
         return tuple(entry for entry in self._entries if entry.attempt >= tag)
 
+    def cut(self, from_attempt: int) -> None:
+        """Drop the entries of this attempt and of later ones: of a history that did not go on."""
+        while self._entries and self._entries[-1].attempt >= from_attempt:
+            self._bytes -= self._entries.pop().size_bytes
+
     def forget(self, before_attempt: int) -> None:
         """Drop the entries of earlier attempts, all but the newest one."""
         while len(self._entries) > 1 and self._entries[0].attempt < before_attempt:

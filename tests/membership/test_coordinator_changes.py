@@ -166,6 +166,26 @@ def test_a_leave_hands_over_and_is_out() -> None:
     assert it.got("b1", say.Out)
 
 
+def test_a_spare_that_leaves_has_no_part_in_the_flush_wherever_it_is() -> None:
+    it = world("a1", "b1", "c1", virtual_workers=2)
+    spare = next(uid for uid in it.view.uids if not it.view.hosted(uid))
+    it.workers[spare].decided -= 1  # nobody asks it for anything
+    it.tell(say.Leave(spare, "spot warning"))
+    it.boundary()
+    assert spare not in it.view.uids
+    assert not it.got(spare, say.Plan), "it could not follow one"
+    assert it.workers[spare].ended == "out"
+
+
+def test_whoever_is_still_there_when_the_run_is_over_is_told() -> None:
+    it = world("a1", "b1")
+    it.tell(say.Done("a1", 1))
+    assert not it.got("b1", say.Stop), "it is about to end by itself"
+    it.tell(say.Beat("b1", 1), say.Beat("keeper:a", 1))
+    assert it.workers["b1"].ended == "stop"
+    assert not it.got("keeper:a", say.Stop)
+
+
 def test_where_all_leave_the_state_is_saved() -> None:
     it = world("a1", "b1", min_workers=2)
     it.tell(say.Leave("a1", "drained"), say.Leave("b1", "drained"))

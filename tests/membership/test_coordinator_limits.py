@@ -111,6 +111,17 @@ def test_spares_that_know_less_than_the_keepers_of_the_lost_begin_where_those_we
     assert it.got("b1", say.Plan)[-1].transfers == (say.Transfer("shared", "keeper:a", "b1", 10),)
 
 
+def test_so_do_survivors_that_wait_for_the_state_of_what_they_host() -> None:
+    it = world("a1", "b1", virtual_workers=1)
+    it.workers["b1"].quiet.add(say.Stuck)
+    it.die("a1")
+    (k,) = it.view.hosted("b1")
+    it.tell(say.Stuck("b1", it.view.number, k, ()))
+    it.keeper("a", say.Held(0, 14), shared=(5, 14))  # it had gone on, with no need of the others
+    assert (it.view.uids, it.view.closed_at) == (("b1",), 14)
+    assert it.got("b1", say.Plan)[-1].transfers == (say.Transfer("shared", "keeper:a", "b1", 14),)
+
+
 def test_silence_is_a_loss_and_beats_are_answered() -> None:
     it = world("a1", "b1")
     it.tell(say.Beat("b1", 1))

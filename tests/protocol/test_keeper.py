@@ -102,8 +102,8 @@ def test_shared_state_is_given_with_the_log_since_for_two_rounds() -> None:
     for attempt in range(12):
         if attempt % 2 == 0:
             here.snapshot(attempt, lambda attempt=attempt: b"state %d" % attempt)  # type: ignore[misc]
-        here.decided(entry(attempt))
-        here.decided(entry(attempt))  # by another process of the node
+        here.decided(entry(attempt), 1)
+        here.decided(entry(attempt), 1)  # by another process of the node
     low, high = here.shared_range or (0, 0)
     assert high == 12
     assert low <= 12 - 2 * here.chunks
@@ -112,6 +112,36 @@ def test_shared_state_is_given_with_the_log_since_for_two_rounds() -> None:
     assert parts[0] == b"state 8"
     assert [Entry.unpack(one).attempt for one in parts[1:]] == [8, 9, 10]
     assert here.shared(5) is None, "what is older than all that may be replayed is freed"
+
+
+def test_what_is_decided_again_in_a_newer_view_takes_the_place_of_what_did_not_go_on() -> None:
+    here, _ = keeper()
+    here.learn(0, b"the seed's", ())
+    for attempt in range(4):
+        here.decided(entry(attempt), 1)
+        here.note(attempt + 1, {"evaluations": attempt})
+    here.snapshot(4, lambda: b"of what did not go on")
+    again = Entry(2, (b"row",), (b"another",))
+    here.decided(again, 3)
+    assert here.shared_range == (0, 3)
+    assert here.log.newest == again
+    assert here.notes(4) == here.notes(2)
+    here.hear("coordinator", say.Install(1, View(3, (B,), (0,), 2)))
+    here.decided(entry(3), 1)  # by a process that has not heard of view 3
+    assert here.log.newest == again
+
+
+def test_who_begins_from_storage_begins_the_log_anew_where_it_does_not_reach() -> None:
+    here, _ = keeper()
+    here.learn(0, b"the seed's", ())
+    here.decided(entry(0), 1)
+    here.learn(1, b"known", ())
+    assert here.shared_range == (0, 1), "it knows as much, and from further back"
+    here.learn(4, b"stored", ())
+    here.decided(entry(4), 2)
+    assert here.shared_range == (4, 5)
+    here.learn(3, b"older", ())
+    assert here.shared_range == (4, 5), "another process here is further"
 
 
 def test_a_copy_is_freed_when_two_views_have_no_use_for_it() -> None:

@@ -11,8 +11,10 @@ from elastic_dgc.simulation.scenario import Scenario
 FAMILIES: tuple[Callable[[], Iterator[Scenario]], ...] = (
     single.singles, single.alone, single.overflows, single.sizes,
     double.in_the_change, double.at_once, double.buddies, double.one_after_another, double.late,
-    membership.joins, membership.leaves, membership.pauses, membership.coordinator,
+    membership.joins, membership.leaves, membership.bystanders, membership.last_words, membership.pauses,
+    membership.coordinator,
     tiers.too_early, tiers.fast, tiers.damaged, tiers.lasting, tiers.nothing_left, tiers.prepared, tiers.ahead,
+    tiers.returning,
     limits.hangs, limits.losses, limits.away, limits.poison,
 )  # fmt: skip
 

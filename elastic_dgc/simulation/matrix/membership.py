@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastic_dgc.membership.limits import Limits
-from elastic_dgc.simulation.faults import Fault
+from elastic_dgc.simulation.faults import ANYBODY, Fault
 from elastic_dgc.simulation.matrix.variations import ATTEMPT, GROUPS, Group, deal, plain, scenario
 from elastic_dgc.simulation.scenario import Scenario
 
@@ -57,6 +57,32 @@ def leaves() -> Iterator[Scenario]:
             "leave", "forward", group, plain(group.virtual_workers)[0], faults, note="all-of-them", expected="saved",
             told=("all workers leave",),
         )  # fmt: skip
+
+
+def bystanders() -> Iterator[Scenario]:
+    """Who has no part in it: a spare that leaves, wherever it is; a newcomer that is lost before its view is there, and
+    hears of it when all others are gone."""
+    for group in (Group(("a", "a"), 1), Group(tuple("abcde"), 2)):
+        for point in ("forward", "vote", "exchange", "commit"):
+            for number in range(len(group.nodes)):  # all but K of them are spares
+                for _, recipe in deal(f"spare{point}{group}", [group], 1):
+                    faults = [Fault("leave", point, ANYBODY, FIRST, strikes=number)]
+                    yield scenario("leave", point, group, recipe, faults, note=f"spare-{number}", compute_s=0.2)
+    for group, recipe in deal("cut newcomer", [Group(("a",), 2), Group(("a",), 3)], 2):
+        faults = [Fault("crash", "vote", 0, ATTEMPT), Fault("head", "acknowledge", 1, after=1)]
+        yield scenario("head in a join", "acknowledge", group, recipe, faults, note="the only one")
+
+
+def last_words() -> Iterator[Scenario]:
+    """The run is done, and not everybody gets to say so, or to hear it: a newcomer finds nothing left to do."""
+    for group, recipe in deal("last words", [Group(("a", "a"), 3), Group(("a",), 4)], 2):
+        end = recipe.attempts
+        faults = [Fault("join", "commit", 0, end - 1), Fault("head", "manifest", 0, end, lasts_s=1.0)]
+        yield scenario("head", "manifest", group, recipe, faults, note="last-words")
+    for point, attempt in (("commit", 5), ("copy", 6), ("digest", 6), ("checkpoint", 6), ("manifest", 6)):
+        for group, recipe in deal("last drop" + point, WIDE, 4):
+            faults = [Fault("drop", point, 0, attempt, other=1)]
+            yield scenario("drop", point, group, recipe, faults, note="last", to_the_last=True)
 
 
 def pauses() -> Iterator[Scenario]:

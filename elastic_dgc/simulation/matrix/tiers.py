@@ -100,6 +100,19 @@ def nothing_left() -> Iterator[Scenario]:
             note="the-only-one",
             again=True,
         )
+    # An old log is on the node that goes on from storage.
+    for group, recipe in deal("old log", [Group(("a", "b"), 3), Group(("a", "b"), 2)], 2, ("dense", "sparse")):
+        faults = [Fault("crash", "commit", 0, 2), Fault("node", "exchange", 1, 5, after=1)]
+        yield scenario(
+            "node", "exchange", group, replace(recipe, checkpoint_every=2), faults, note="old-log", again=True
+        )
+    # What came back inexact is trained again, from before.
+    for group, recipe in deal("inexact, and again", [THREE, Group(("a", "b"), 3)], 2, STALE_TOO):
+        faults = [Fault("node", "commit", 1, 1, lasts_s=200.0), Fault("every node", "forward", 0, 2, after=1)]
+        recipe = replace(recipe, checkpoint_every=100)
+        yield scenario(
+            "every node", "forward", group, recipe, faults, note="after-an-inexact-copy", expected="inexact", again=True
+        )
     # Its state of one virtual worker is damaged in storage, and nobody else has it: zeros there, and said.
     recipe = replace(plain(3)[0], checkpoint_every=2)
     faults = [Fault("spoil", "forward", 0, ATTEMPT, 1), Fault("every node", "forward", 0, ATTEMPT)]
@@ -120,6 +133,16 @@ def prepared() -> Iterator[Scenario]:
                 recipe = next(one for one in plain(3) if one.kind == kinds)
                 faults = [Fault("drop", "exchange", 1, ATTEMPT, other=0), Fault(kind, "commit", 1, ATTEMPT)]
                 yield scenario(f"{kind}, message lost", "commit", group, recipe, faults)
+
+
+def returning() -> Iterator[Scenario]:
+    """A node that was cut off before any copy was whole comes back with a log that is ahead, while its copy is waited
+    for."""
+    for nodes in ("ab", "acd"):
+        for kinds in ("sparse", "dense"):
+            group = Group(tuple(nodes), 1)
+            for _, recipe in deal(f"returning{nodes}{kinds}", [group], 1, (kinds,)):
+                yield scenario("partition", "vote", group, recipe, [Fault("partition", "vote", 0, 1)], note="returning")
 
 
 def ahead() -> Iterator[Scenario]:
