@@ -69,6 +69,11 @@ class Sham:
         return []
 
 
+def named(attempt: int, virtual_worker: int) -> str:
+    """The samples of a forward pass."""
+    return f"rows {attempt} and {virtual_worker}"
+
+
 class World:
     """Executes a coordinator's actions, and lets workers answer. Every action is checked against what was persisted."""
 
@@ -182,7 +187,8 @@ class World:
     def restart(self) -> None:
         """A new coordinator, from what was persisted. Keepers say that they are there before it starts."""
         self.left, self.timers = None, {}
-        self.coordinator = Coordinator(self.settings, self.limits, [from_json(to_json(one)) for one in self.records])
+        records = [from_json(to_json(one)) for one in self.records]
+        self.coordinator = Coordinator(self.settings, self.limits, records, named)
         for node in self.keepers:
             self.do(self.coordinator.keeper_there(node))
         self.do(self.coordinator.start())

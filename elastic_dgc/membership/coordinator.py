@@ -12,7 +12,7 @@ from elastic_dgc.errors import ProtocolError
 from elastic_dgc.membership.actions import Action, Say, keeper_address, keeper_node
 from elastic_dgc.membership.change import FLUSH, INVENTORY, REPORT, Stage
 from elastic_dgc.membership.control import Beat, Install, Poll
-from elastic_dgc.membership.course import PAUSE, Course
+from elastic_dgc.membership.course import PAUSE, Course, Samples
 from elastic_dgc.membership.limits import Limits
 from elastic_dgc.membership.presence import BEAT, CONFIRM, PHASE
 from elastic_dgc.membership.receiving import Message, Receiver
@@ -29,8 +29,15 @@ class Coordinator:
     already, then `start`, then anything in any order. After `Finished` whoever is still there is told to stop.
     """
 
-    def __init__(self, settings: CoordinatorSettings, limits: Limits, records: Sequence[Record] = ()) -> None:
-        self._course = Course(settings, limits, records)
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        limits: Limits,
+        records: Sequence[Record] = (),
+        samples: Samples = lambda attempt, virtual_worker: "",
+    ) -> None:
+        """`samples(attempt, virtual_worker)` names the samples of a forward pass for people, in a few words."""
+        self._course = Course(settings, limits, records, samples)
         self._receiver = Receiver(self._course)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from elastic_dgc.errors import ProtocolError
 from elastic_dgc.membership.actions import (
@@ -28,13 +28,17 @@ from elastic_dgc.membership.settings import CoordinatorSettings
 
 DEATHS = 3  # in the forward pass of one attempt and virtual worker: so many stop the run
 PAUSE = "pause"
+Samples = Callable[[int, int], str]  # (attempt, virtual worker): its samples, in a few words
 
 
 class Course:
     """The coordinator's parts, and the decisions that concern several of them. `actions` is what is to be done."""
 
-    def __init__(self, settings: CoordinatorSettings, limits: Limits, records: Sequence[Record]) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, limits: Limits, records: Sequence[Record], samples: Samples
+    ) -> None:
         self.settings = settings
+        self.samples = samples
         self.limits = limits
         self.actions: list[Action] = []
         self.records = Records(records)
@@ -99,20 +103,23 @@ class Course:
         """These workers are lost, each for its reason. Who waited outside the view is simply forgotten."""
         lost = {uid: reason for uid, reason in losses.items() if uid in self.crew.known or self.part(uid)}
         removed = [uid for uid in lost if self.part(uid)]
-        poisoned = ""
+        poisoned: tuple[int, int] | None = None
         for uid, reason in lost.items():
             self.emit(Say("warning", f"worker {uid} is lost{self.presence.doing(uid)}: {reason}"))
             place = self.presence.forward(uid)
             if place is not None and self.member(uid):
                 self.persist(Death(uid, *place))
                 if self.records.deaths(*place) >= DEATHS:
-                    where = f"attempt {place[0]}, virtual worker {place[1]}"
-                    poisoned = f"{DEATHS} workers died in the forward pass of {where}"
+                    poisoned = place
             if uid not in removed:
                 self.crew.remove(uid)
                 self.presence.forget(uid)
-        if poisoned:
-            self.stop(f"{poisoned}: its samples or the code that runs on them end the process")
+        if poisoned is not None:
+            where, named = f"attempt {poisoned[0]}, virtual worker {poisoned[1]}", self.samples(*poisoned)
+            self.stop(
+                f"{DEATHS} workers died in the forward pass of {where}: its samples{f' ({named})' if named else ''} "
+                f"or the code that runs on them end the process"
+            )
         elif removed:
             self.begin(f"lost: {', '.join(removed)}", removed)
 

@@ -187,7 +187,7 @@ def test_the_third_death_in_one_forward_pass_stops_the_run_whoever_coordinates()
     assert it.finished is None
     poison(it, "e1", 10, 2)
     assert it.finished is not None
-    assert "attempt 10, virtual worker 2" in it.finished
+    assert "attempt 10, virtual worker 2: its samples (rows 10 and 2) or the code" in it.finished
     assert it.workers["a1"].ended == "stop"
     it.come("f1")
     assert it.workers["f1"].ended == "stop"
