@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -162,13 +163,13 @@ class ParquetShards:
         unseen = classes - len(labels)
         if not unseen:
             return classes
-        # What stands behind the widest gap is the odd one.
-        _, after = max((label - before, -label) for before, label in zip([-1, *labels], labels, strict=False))
-        gaps = [(before + 1, label - 1) for before, label in zip([-1, *labels], labels, strict=False)]
-        shown = [f"{low}" if low == high else f"{low} to {high}" for low, high in gaps if low <= high]
+        gaps = [(before + 1, label - 1) for before, label in pairwise([-1, *labels]) if before + 1 < label]
+        # What stands behind the widest gap, the first of them, is the odd one.
+        odd = max(gaps, key=lambda gap: gap[1] - gap[0])[1] + 1
+        shown = [f"{low}" if low == high else f"{low} to {high}" for low, high in gaps]
         never = f"{', '.join(shown[:GAPS_SHOWN])}{' ...' if len(shown) > GAPS_SHOWN else ''}"
         text = (
-            f"{self.uri}: {first_at[-after]} has the label {-after}, but in the split '{self.split}' {unseen} "
+            f"{self.uri}: {first_at[odd]} has the label {odd}, but in the split '{self.split}' {unseen} "
             f"of the labels from 0 to {labels[-1]} never {'occurs' if unseen == 1 else 'occur'} ({never})"
         )
         if unseen > len(labels):
